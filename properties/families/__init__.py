@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""The catalogue: one file a family; a property is added by one decorated function in the file of its family."""

@@ -1,0 +1,308 @@
+"""One case of one property: draws inputs, calls the subject, judges what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from veriformer.properties.compare import epsilon, refuse_vacuous, size_of, worst_difference
+from veriformer.properties.draws import Draws
+from veriformer.properties.palette import colliding_lengths
+from veriformer.properties.paths import DEFAULT, GRAD_MODES, Path, paths_of, walking
+from veriformer.properties.pool import Built
+from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.violations import InfluenceMap, SubjectError, Violation
+from veriformer.properties.workbench import Workbench
+
+Cause = Callable[[], str | None]
+
+
+class Case:
+    """What a check receives. Every choice is labelled and recorded, so that the case can be replayed.
+
+    Attributes:
+        subject: what is being judged.
+        bench: its models and settings.
+        choices: label to drawn value, in the order of drawing.
+    """
+
+    def __init__(self, bench: Workbench, draws: Draws) -> None:
+        self.bench = bench
+        self.subject: Subject = bench.subject
+        self.choices: dict[str, Any] = {}
+        self.path = ""
+        self._draws = draws
+        self._generator: torch.Generator | None = None
+        self._config: DrawnConfig | None = None
+        self._built: Built | None = None
+
+    # drawing ---------------------------------------------------------------------------------------------------
+
+    def _record(self, label: str, draw: Callable[[str], Any]) -> Any:
+        unique, copies = label, 1
+        while unique in self.choices:
+            copies += 1
+            unique = f"{label}#{copies}"
+        self.choices[unique] = value = draw(unique)
+        return value
+
+    def integer(self, label: str, low: int, high: int) -> int:
+        """Draw an integer in [low, high]; shrinks towards `low`."""
+        return int(self._record(label, lambda unique: self._draws.integer(unique, low, high)))
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:
+        """Draw one of the options (numbers, words, booleans, None); shrinks towards the first."""
+        return self._record(label, lambda unique: self._draws.choice(unique, options))
+
+    def flag(self, label: str) -> bool:
+        """Draw False or True; shrinks towards False."""
+        return bool(self.choice(label, (False, True)))
+
+    def permutation(self, label: str, size: int) -> list[int]:
+        """Draw an ordering of range(size); shrinks towards the identity."""
+        return list(self._record(label, lambda unique: self._draws.permutation(unique, size)))
+
+    def length(self, label: str = "T", low: int = 1, high: int = 9) -> int:
+        """Draw a sequence length: low..high, or one that collides with a size of the model (heads, window, max_len)."""
+        limit = min(self.subject.fact("max_len", 64), self.config().max_len)
+        colliding = colliding_lengths(self.subject, self.config())
+        options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
+        return int(self.choice(label, options or [low]))
+
+    def config(self) -> DrawnConfig:
+        """Draw, once a case, the sizes of the model."""
+        if self._config is None:
+            configs = self.bench.configs
+            index = self.integer("config", 0, len(configs) - 1) if len(configs) > 1 else 0
+            self._config = configs[index]
+        return self._config
+
+    def dtype(self) -> torch.dtype:
+        """Draw one of the dtypes in which the subject is judged."""
+        names = [str(d).removeprefix("torch.") for d in self.bench.dtypes()]
+        name = self.choice("dtype", names) if len(names) > 1 else names[0]
+        return getattr(torch, name)  # type: ignore[no-any-return]
+
+    def reject(self, reason: str) -> None:
+        """Give this case up: it does not meet the premise."""
+        self._draws.reject(reason)
+
+    # tensors ---------------------------------------------------------------------------------------------------
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The private generator of this case, seeded by the drawn `seed`."""
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self.integer("seed", 0, 2**16 - 1))
+        return self._generator
+
+    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """Return unit normal values times `scale`, on the device; the same values in every dtype, up to rounding."""
+        value = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
+        return value.to(self.bench.device, dtype)
+
+    def tokens(self, *shape: int) -> Tensor:
+        """Return uniform token ids of the drawn vocabulary, int64, on the device."""
+        size = self.config().vocab_size
+        return torch.randint(0, size, shape, generator=self.generator).to(self.bench.device)
+
+    def other_tokens(self, tokens: Tensor) -> Tensor:
+        """Return token ids that differ from `tokens` at every place."""
+        size = self.config().vocab_size
+        step = torch.randint(1, size, tuple(tokens.shape), generator=self.generator).to(tokens.device)
+        return (tokens + step) % size
+
+    # the subject -----------------------------------------------------------------------------------------------
+
+    def built(self, *, dtype: torch.dtype | None = None, raw: bool = False, fresh: bool = False) -> Built:
+        """Return the model for the drawn sizes.
+
+        Args:
+            dtype: drawn if None.
+            raw: with the weights of its own initialisation instead of re-drawn ones.
+            fresh: one of its own, free to be altered; else it is shared and must be left as it is.
+        """
+        config = self.config()
+        chosen = dtype or self.dtype()
+        maker = self.bench.pool.fresh if fresh else self.bench.pool.get
+        self._built = maker(config, chosen, raw=raw)
+        return self._built
+
+    def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
+        """Call the subject's forward on a path; None-valued keywords are not passed.
+
+        Raises:
+            SubjectError: it raised, or returned no tensor.
+        """
+        given = {k: v for k, v in kwargs.items() if v is not None}
+        self._built = built
+        with walking(path, self.subject, built.module):
+            return self.bench.forward(built, *args, **given)
+
+    def paths(
+        self,
+        *,
+        masks: Sequence[str] = ("none", "ones"),
+        modes: Sequence[str] = GRAD_MODES,
+        training: bool = False,
+    ) -> Iterator[Path]:
+        """Go through the paths that the subject offers; each is counted as walked.
+
+        Args:
+            masks: forms of mask that the property can use.
+            modes: gradient modes that it can use.
+            training: whether it also holds in train mode, where the model called last is deterministic there.
+        """
+        if training:
+            training = self._built is not None and self.bench.is_deterministic_in_training(self._built)
+        for path in paths_of(self.subject, masks=masks, modes=modes, training=training):
+            self.path = str(path)
+            yield path
+            self.bench.tally.paths[self.path] = self.bench.tally.paths.get(self.path, 0) + 1
+        self.path = ""
+
+    # judging ---------------------------------------------------------------------------------------------------
+
+    def witness(self) -> None:
+        """Count that the premise of the property really held here."""
+        self.bench.tally.witnesses += 1
+
+    def tolerance(self, built: Built | None = None) -> float:
+        """Return the relative tolerance measured for the model called last (or for `built`)."""
+        chosen = built or self._built
+        return self.bench.tolerance(chosen) if chosen is not None else 64 * epsilon(torch.float32)
+
+    def close(
+        self,
+        got: Tensor,
+        expected: Tensor,
+        what: str,
+        *,
+        bound: float | Tensor | None = None,
+        constants_allowed: bool = False,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require two tensors to agree up to rounding.
+
+        Args:
+            got: what the subject gave.
+            expected: what the property requires; same shape.
+            what: the sentence that a failure opens with ("the output changed when ...").
+            bound: derived absolute bound (a number, or one an entry); None: the tolerance measured
+                on the subject times the root mean square of `expected`.
+            constants_allowed: the claim may be about constants (a row of zeros).
+            cause: gives the likely cause, measured; asked once, on the smallest failing case.
+            influence: gives an influence map; asked likewise.
+
+        Raises:
+            Violation: they do not.
+            VacuousCheckError: the comparison could not have failed.
+        """
+        self._same_shape(got, expected, what)
+        refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
+        unit: float | Tensor = size_of(expected) if bound is None else bound
+        limit = self.tolerance() if bound is None else 1.0
+        worst = worst_difference(got, expected, unit)
+        self.bench.tally.note(worst.error, limit)
+        if worst.error > limit:
+            raise Violation(
+                headline=what,
+                got=f"{worst.got:.6g}",
+                expected=f"{worst.expected:.6g}",
+                index=worst.index,
+                error=worst.error,
+                tolerance=limit,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def exact(
+        self,
+        got: Tensor,
+        expected: Tensor,
+        what: str,
+        *,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require two tensors to be equal to the bit (an exact claim: a zero gradient, a masked weight)."""
+        self._same_shape(got, expected, what)
+        refuse_vacuous(got, expected, what, constants_allowed=True)
+        worst = worst_difference(got, expected)
+        self.bench.tally.note(worst.error, 0.0)
+        if worst.error > 0:
+            raise Violation(
+                headline=what,
+                got=f"{worst.got:.6g}",
+                expected=f"{worst.expected:.6g}",
+                index=worst.index,
+                error=worst.error,
+                tolerance=0.0,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
+        """Require that two tensors differ beyond rounding: the other side of a two-sided property."""
+        self._same_shape(got, other, what)
+        worst = worst_difference(got, other, size_of(other))
+        limit = self.tolerance()
+        self.bench.tally.note(limit, max(worst.error, 1e-300))
+        if not worst.error > limit:
+            raise Violation(
+                headline=what,
+                got=f"a difference of {worst.error:.3g}",
+                expected=f"a difference above {limit:.3g}",
+                index=worst.index,
+                error=limit,
+                tolerance=worst.error,
+                path=self.path,
+                cause=cause,
+            )
+
+    def finite(self, value: Tensor, what: str) -> None:
+        """Require every entry to be finite."""
+        self.require(bool(value.isfinite().all()), what, got=_non_finite(value), expected="finite numbers")
+
+    def require(
+        self,
+        holds: bool,
+        what: str,
+        *,
+        got: str = "",
+        expected: str = "",
+        error: float = math.nan,
+        tolerance: float = 0.0,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require a condition; `got` and `expected` say in words what it was about."""
+        if not holds:
+            raise Violation(
+                headline=what,
+                got=got,
+                expected=expected,
+                error=error,
+                tolerance=tolerance,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:
+        if got.shape != expected.shape:
+            raise SubjectError(
+                f"{what}: compared shapes {list(got.shape)} and {list(expected.shape)}; the subject's output "
+                "does not have the shape of its kind"
+            )
+
+
+def _non_finite(value: Tensor) -> str:
+    bad = int((~value.isfinite()).sum())
+    return f"{bad} of {value.numel()} entries are NaN or infinite"

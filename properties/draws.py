@@ -1,0 +1,128 @@
+"""Where the choices of a check come from: Hypothesis, a private random generator, or a recorded case.
+
+Every choice is a plain number, word or list, labelled; tensors are made from a drawn seed. So a case is a
+small JSON object that can be replayed without Hypothesis, and reading one executes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+
+class RejectedError(Exception):
+    """The drawn case does not meet the premise of the property; it is not counted."""
+
+
+class Draws(Protocol):
+    """A source of labelled choices."""
+
+    def integer(self, label: str, low: int, high: int) -> int:
+        """Draw an integer in [low, high]."""
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:
+        """Draw one of the options; earlier ones count as simpler."""
+
+    def permutation(self, label: str, size: int) -> list[int]:
+        """Draw an ordering of range(size)."""
+
+    def reject(self, reason: str) -> None:
+        """Give the case up."""
+
+
+class HypothesisDraws:
+    """Choices drawn, and shrunk, by Hypothesis."""
+
+    def __init__(self, data: st.DataObject, fixed: Mapping[str, Any] | None = None) -> None:
+        self._data = data
+        self._fixed = dict(fixed or {})
+
+    def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
+        if label in self._fixed:
+            if not low <= self._fixed[label] <= high:
+                reject()
+            return int(self._fixed[label])
+        return self._data.draw(st.integers(low, high))
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
+        if label in self._fixed:
+            if self._fixed[label] not in options:
+                reject()
+            return self._fixed[label]
+        return options[self._data.draw(st.integers(0, len(options) - 1))]
+
+    def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
+        return list(self._data.draw(st.permutations(range(size))))
+
+    def reject(self, reason: str) -> None:  # noqa: D102
+        reject()
+
+
+class RandomDraws:
+    """Choices from a private generator, some of them fixed: how a sweep covers sizes one by one."""
+
+    def __init__(self, seed: int, fixed: Mapping[str, Any]) -> None:
+        self._random = random.Random(seed)
+        self._fixed = dict(fixed)
+
+    def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
+        drawn = self._random.randint(low, high)
+        value = int(self._fixed.get(label, drawn))
+        if not low <= value <= high:
+            raise RejectedError(f"{label}={value} lies outside [{low}, {high}]")
+        return value
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
+        value = self._fixed.get(label, self._random.choice(options))
+        if value not in options:
+            raise RejectedError(f"{label}={value!r} is none of {list(options)}")
+        return value
+
+    def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
+        order = list(range(size))
+        self._random.shuffle(order)
+        return order
+
+    def reject(self, reason: str) -> None:  # noqa: D102
+        raise RejectedError(reason)
+
+
+class ReplayError(ValueError):
+    """A recorded case does not fit the property any more; says which choice and why."""
+
+
+class RecordedDraws:
+    """The choices of a recorded case, each checked against what the property allows."""
+
+    def __init__(self, recorded: Mapping[str, Any]) -> None:
+        self._recorded = recorded
+
+    def _get(self, label: str) -> Any:
+        if label not in self._recorded:
+            raise ReplayError(f"the recorded case has no choice {label!r}; it was edited or made by another version")
+        return self._recorded[label]
+
+    def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
+        value = self._get(label)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ReplayError(f"the recorded {label} is {value!r}; it must be an integer in [{low}, {high}]")
+        return value
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
+        value = self._get(label)
+        if value not in options:
+            raise ReplayError(f"the recorded {label} is {value!r}; it must be one of {list(options)}")
+        return value
+
+    def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
+        value = self._get(label)
+        if not isinstance(value, list) or sorted(value) != list(range(size)):
+            raise ReplayError(f"the recorded {label} is {value!r}; it must order the numbers 0 to {size - 1}")
+        return list(value)
+
+    def reject(self, reason: str) -> None:  # noqa: D102
+        raise RejectedError(reason)

@@ -1,0 +1,230 @@
+"""The engine: judges a subject by properties, and says honestly what came of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from veriformer.properties import results as r
+from veriformer.properties.case import Case
+from veriformer.properties.draws import ReplayError
+from veriformer.properties.isolation import isolated
+from veriformer.properties.preflight import Preflight, preflight
+from veriformer.properties.profiles import Settings
+from veriformer.properties.property import Property, catalogue, in_dependency_order, named
+from veriformer.properties.results import Counterexample, Report, Result, SubjectReport
+from veriformer.properties.search import Found, Search
+from veriformer.properties.subject import Subject
+from veriformer.properties.violations import (
+    BudgetSpent,
+    SubjectError,
+    SubjectTimeoutError,
+    VacuousCheckError,
+    Violation,
+)
+from veriformer.properties.workbench import Tally, Workbench
+
+OnResult = Callable[[Subject, Result], None]
+
+
+class Judge:
+    """Judges one subject, property by property, in an order that the caller chooses."""
+
+    def __init__(self, subject: Subject, settings: Settings) -> None:
+        self.subject = subject
+        self.settings = settings
+        self._bench: Workbench | None = None
+        self._preflight: Preflight | None = None
+        self._outcomes: dict[str, str] = {}
+
+    def judge(self, prop: Property) -> Result:
+        """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
+        started = time.perf_counter()
+        with isolated(self.subject.module):
+            result = self._judge(prop)
+        result.seconds = time.perf_counter() - started
+        self._outcomes[prop.id] = result.outcome
+        return result
+
+    def learn(self, prop_id: str, outcome: str) -> None:
+        """Take over an outcome that was found elsewhere (another process), for what requires it."""
+        self._outcomes[prop_id] = outcome
+
+    def replay(self, prop: Property, choices: dict[str, Any]) -> Result:
+        """Judge one recorded case again."""
+        with isolated(self.subject.module):
+            bench = Workbench(self.subject, self.settings)
+            found = Search(prop, bench).replay(choices)
+            return _result(prop, bench.tally, found)
+
+    def _judge(self, prop: Property) -> Result:
+        reason = prop.why_not(self.subject)
+        if reason:
+            return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
+        try:
+            ready = self._prepare()
+        except SubjectError as problem:
+            return Result(prop.id, prop.level, r.ERROR, str(problem))
+        if ready.error:
+            return Result(prop.id, prop.level, r.TIMEOUT if ready.timed_out else r.ERROR, ready.error)
+        blocker = self._blocker(prop, ready)
+        if blocker:
+            return Result(prop.id, prop.level, r.BLOCKED, f"{blocker} must hold first and does not")
+        assert self._bench is not None
+        return _search(prop, self._bench)
+
+    def _prepare(self) -> Preflight:
+        if self._preflight is None:
+            try:
+                self._bench = Workbench(self.subject, self.settings)
+            except ValueError as problem:
+                self._preflight = Preflight(error=str(problem))
+            else:
+                self._preflight = preflight(self._bench)
+        return self._preflight
+
+    def _blocker(self, prop: Property, ready: Preflight) -> str | None:
+        if prop.id in ready.broken:
+            return None
+        if ready.broken:
+            return ready.broken[0]
+        failed = (r.FAIL, r.BLOCKED, r.ERROR, r.TIMEOUT)
+        return next((i for i in prop.requires if self._outcomes.get(i) in failed), None)
+
+
+def _search(prop: Property, bench: Workbench) -> Result:
+    bench.tally = Tally()
+    search = Search(prop, bench)
+    try:
+        return _result(prop, bench.tally, search.run())
+    except BudgetSpent:
+        if bench.tally.examples:
+            result = _result(prop, bench.tally, None)
+            if result.outcome == r.PASS:
+                result.reason = f"stopped after {bench.tally.examples} examples: the time for one property was over"
+            return result
+        seconds = bench.settings.effort.property_seconds
+        return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")
+    except SubjectTimeoutError as problem:
+        return Result(prop.id, prop.level, r.TIMEOUT, str(problem), examples=bench.tally.examples)
+    except SubjectError as problem:
+        return Result(prop.id, prop.level, r.ERROR, str(problem), examples=bench.tally.examples)
+
+
+def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
+    result = Result(
+        prop.id,
+        prop.level,
+        r.PASS,
+        examples=tally.examples,
+        witnesses=tally.witnesses,
+        error=tally.error,
+        tolerance=tally.tolerance,
+        margin=tally.margin,
+        subject_seconds=tally.subject_seconds,
+        paths=dict(tally.paths),
+    )
+    if found is None:
+        if tally.witnesses * 10 < max(tally.examples, 1):
+            result.outcome = r.VACUOUS
+            result.reason = f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown"
+    elif isinstance(found.problem, Violation):
+        result.outcome, result.reason = r.FAIL, found.problem.headline
+        result.counterexample = _counterexample(prop, found.case, found.problem)
+        result.error, result.tolerance = found.problem.error, found.problem.tolerance
+    elif isinstance(found.problem, VacuousCheckError):
+        result.outcome, result.reason = r.VACUOUS, str(found.problem)
+    elif isinstance(found.problem, SubjectError | ReplayError):
+        result.outcome, result.reason = r.ERROR, str(found.problem)
+    else:
+        problem = found.problem
+        result.outcome = r.ERROR
+        result.reason = f"the check itself raised {type(problem).__name__}: {problem} (please report this)"
+    return result
+
+
+def _counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
+    text = json.dumps([prop.id, case.choices], sort_keys=True)
+    influence = _asked(problem.influence)
+    return Counterexample(
+        id=hashlib.sha256(text.encode()).hexdigest()[:8],
+        choices=case.choices,
+        sizes=str(case.config()) if case.subject.build is not None else "",
+        headline=problem.headline,
+        got=problem.got,
+        expected=problem.expected,
+        index=list(problem.index),
+        error=problem.error,
+        tolerance=problem.tolerance,
+        path=problem.path,
+        cause=_asked(problem.cause) or "",
+        influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
+    )
+
+
+def _asked(question: Callable[[], Any] | None) -> Any:
+    """Ask a follow-up question about the smallest case; a probe that itself breaks says nothing."""
+    if question is None:
+        return None
+    try:
+        return question()
+    except (SubjectError, VacuousCheckError, Violation, RuntimeError, ValueError, IndexError):
+        return None
+
+
+def applicable(subject: Subject, properties: Iterable[Property]) -> list[Property]:
+    """Return the properties that speak of the subject's kind and facts."""
+    return [p for p in properties if p.why_not(subject) is None]
+
+
+def select(only: Sequence[str] = (), exclude: Sequence[str] = (), level: str = "all") -> list[Property]:
+    """Return the properties to judge, in dependency order.
+
+    Args:
+        only: ids or families; empty for all.
+        exclude: ids or families to leave out.
+        level: "core" or "all".
+
+    Raises:
+        KeyError: an id does not exist; the message suggests the nearest one.
+    """
+    chosen = named(only) if only else list(catalogue().values())
+    left_out = {p.id for p in named(exclude)} if exclude else set()
+    return in_dependency_order(p for p in chosen if p.id not in left_out and (level == "all" or p.level == "core"))
+
+
+def results_of(subject: Subject, properties: Sequence[Property], settings: Settings) -> Iterator[Result]:
+    """Judge a subject by the properties in the order given, one result at a time."""
+    judge = Judge(subject, settings)
+    for prop in properties:
+        yield judge.judge(prop)
+
+
+def run(
+    subjects: Sequence[Subject],
+    properties: Sequence[Property],
+    settings: Settings,
+    on_result: OnResult | None = None,
+) -> Report:
+    """Judge every subject by every property, in this process.
+
+    Args:
+        subjects: what to judge.
+        properties: in dependency order.
+        settings: of the run.
+        on_result: called after each result, for progress.
+    """
+    started = time.perf_counter()
+    report = Report([], settings.seed, settings.profile, settings.device)
+    for subject in subjects:
+        part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
+        report.subjects.append(part)
+        for result in results_of(subject, properties, settings):
+            part.results.append(result)
+            if on_result is not None:
+                on_result(subject, result)
+    report.seconds = time.perf_counter() - started
+    return report

@@ -1,0 +1,153 @@
+"""Facts: what a subject may declare about itself. One table; a declared fact is verified, never believed.
+
+To add a fact, add one row to `FACTS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing a subject may declare.
+
+    Attributes:
+        name: key in `Subject.declares`.
+        values: what it may be, in words.
+        accepts: whether a value is one of them.
+        meaning: one sentence.
+    """
+
+    name: str
+    values: str
+    accepts: Callable[[Any], bool]
+    meaning: str
+
+
+def _one_of(name: str, options: tuple[str, ...], meaning: str) -> Fact:
+    return Fact(name, "one of " + ", ".join(options), lambda v: v in options, meaning)
+
+
+def _flag(name: str, meaning: str) -> Fact:
+    return Fact(name, "True or False", lambda v: isinstance(v, bool), meaning)
+
+
+def _size(name: str, meaning: str) -> Fact:
+    return Fact(name, "an integer >= 1", lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, meaning)
+
+
+def _is_scale(value: Any) -> bool:
+    return value in SCALES or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)
+
+
+SCALES: Mapping[str, Callable[[int, int], float]] = {
+    "1/sqrt(d_head)": lambda d_head, d_model: d_head**-0.5,
+    "1/d_head": lambda d_head, d_model: 1.0 / d_head,
+    "1/sqrt(d_model)": lambda d_head, d_model: d_model**-0.5,
+    "1": lambda d_head, d_model: 1.0,
+}
+"""Named attention scales as functions of (d_head, d_model); a number may be declared instead."""
+
+POSITIONS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5", "relative", "other")
+
+FACTS: Mapping[str, Fact] = {
+    fact.name: fact
+    for fact in (
+        _flag("causal", "output t depends on inputs 0..t alone"),
+        _one_of("positions", POSITIONS, "how order enters; 'other' for a kind that has no name here"),
+        _size("window", "sliding window: output t sees inputs t - window + 1 .. t"),
+        _size("prefix", "prefix-LM: the first `prefix` positions see one another both ways"),
+        Fact(
+            "attention_scale",
+            f"a positive number or one of {', '.join(SCALES)}",
+            _is_scale,
+            "factor on q k^T before the softmax (default 1/sqrt(d_head))",
+        ),
+        Fact(
+            "soft_cap",
+            "a number > 0",
+            lambda v: isinstance(v, int | float) and v > 0,
+            "scores are c * tanh(scores / c)",
+        ),
+        _flag("query_key_norm", "queries and keys are normalised before the scores"),
+        _flag("sink", "softmax has an extra sink: rows of weights sum to at most 1"),
+        _one_of("empty_row", ("zeros", "mean", "nan", "error"), "output of a query that may attend to no key"),
+        _one_of("norm", ("layer", "rms", "none", "other"), "kind of normalization"),
+        _one_of("norm_placement", ("pre", "post", "other"), "where the normalization stands"),
+        _flag("final_norm", "a normalization follows the last layer"),
+        _flag("residual", "sublayers are wrapped in residual connections"),
+        _one_of("activation", ("relu", "gelu", "gelu_tanh", "swiglu", "other"), "feed-forward activation"),
+        _flag("bias", "linear maps have biases"),
+        _flag("norm_bias", "the normalization has a bias beside its gain (default: LayerNorm yes, RMSNorm no)"),
+        _flag("tied", "output projection and token embedding are one parameter"),
+        _flag("cross_attention", "the layer attends to a memory"),
+        _flag("shared_layers", "layers share parameters on purpose"),
+        _flag("batch_coupled", "samples of a batch influence one another by design (expert capacity)"),
+        _flag("embedding_scale", "token embeddings are multiplied by sqrt(d_model)"),
+        _one_of("pooling", ("cls", "mean", "max", "weighted", "last", "none", "other"), "how a sequence is pooled"),
+        _one_of("padding_side", ("right", "left", "both"), "sides on which padding is supported"),
+        _one_of("layout", ("interleaved", "halves"), "channel order of sines and cosines or of rotary pairs"),
+        Fact(
+            "base",
+            "a number > 1",
+            lambda v: isinstance(v, int | float) and v > 1,
+            "wavelength base of sinusoidal or rotary positions (default 10000)",
+        ),
+        _size("rotary_dim", "channels that are rotated (partial rotary); the rest pass through"),
+        _size("max_len", "longest supported sequence"),
+        _one_of("beyond_max_len", ("works", "error"), "what happens past max_len"),
+        _flag("bidirectional", "a relative bias tells the past from the future"),
+        _size("num_buckets", "number of T5 buckets"),
+        _size("max_distance", "distance from which T5 buckets saturate"),
+        Fact(
+            "position_offset",
+            "an integer >= 0",
+            lambda v: isinstance(v, int) and v >= 0,
+            "index of the first position in the table",
+        ),
+        Fact(
+            "extra_tokens",
+            "an integer >= 0",
+            lambda v: isinstance(v, int) and v >= 0,
+            "class and register tokens that the subject puts before its input",
+        ),
+    )
+}
+"""Every fact a subject may declare."""
+
+
+def validated(declares: Mapping[str, Any]) -> dict[str, Any]:
+    """Check declared facts against `FACTS`.
+
+    Args:
+        declares: fact name to value.
+
+    Returns:
+        A copy.
+
+    Raises:
+        ValueError: a fact does not exist or its value is none of the allowed ones.
+    """
+    for name, value in declares.items():
+        if name not in FACTS:
+            close = difflib.get_close_matches(name, FACTS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"there is no fact {name!r} to declare; {hint}the facts are: {', '.join(sorted(FACTS))}")
+        if not FACTS[name].accepts(value):
+            raise ValueError(f"the fact {name!r} was declared as {value!r}; it must be {FACTS[name].values}")
+    return dict(declares)
+
+
+def attention_scale(declared: Any, d_head: int, d_model: int) -> float:
+    """Return the declared factor on `q k^T` as a number; `None` means 1/sqrt(d_head).
+
+    >>> attention_scale(None, 16, 64)
+    0.25
+    """
+    if declared is None:
+        return float(d_head) ** -0.5
+    return float(SCALES[declared](d_head, d_model)) if isinstance(declared, str) else float(declared)

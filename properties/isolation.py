@@ -1,0 +1,42 @@
+"""Leave the process as it was: random states, gradient mode, default dtype, threads, train and eval modes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
+    """Run the block with one torch thread and a given module in eval mode; put everything back afterwards.
+
+    Args:
+        module: a ready-made model whose train/eval mode is to be restored, module by module.
+        threads: torch threads inside the block.
+    """
+    modes = [(m, m.training) for m in module.modules()] if isinstance(module, nn.Module) else []
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    grad, dtype, num_threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        if isinstance(module, nn.Module):
+            module.eval()
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(threads)
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(num_threads)

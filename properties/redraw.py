@@ -1,0 +1,51 @@
+"""Re-drawing the weights of a freshly built model, so that small initialisations cannot hide an error.
+
+This file imports torch alone: its source is pasted into standalone scripts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def redraw_weights(model: nn.Module, seed: int) -> None:
+    """Give every parameter of `model` a new random value of unit gain, in place.
+
+    Libraries initialise with a standard deviation of 0.02; deviations of a wrong model then shrink up to
+    a thousandfold. Matrices become N(0, 1/fan_in), embeddings N(0, 1) (a padding row stays as it is), gains
+    move off 1 and biases off 0, so that a forgotten or doubled one shows. Buffers are not touched.
+
+    Args:
+        model: module whose parameters are floating point and allocated.
+        seed: of the private generator; the same seed gives the same weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    padding_rows = {
+        id(m.weight): m.padding_idx
+        for m in model.modules()
+        if isinstance(m, nn.Embedding) and m.padding_idx is not None
+    }
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    transposed = {id(m.weight) for m in model.modules() if type(m).__name__ == "Conv1D" and hasattr(m, "weight")}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_floating_point():
+                continue
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            flat = parameter.detach().flatten()
+            if parameter.ndim >= 2 and id(parameter) in embeddings:
+                value = noise
+            elif parameter.ndim >= 2:
+                fan_in = parameter.shape[0] if id(parameter) in transposed else parameter[0].numel()
+                value = noise / fan_in**0.5
+            elif flat.numel() and bool((flat == 1).all()):
+                value = 1 + 0.25 * noise.clamp(-2, 2)
+            elif flat.numel() and bool((flat == 0).all()):
+                value = 0.25 * noise
+            else:
+                value = parameter.double().cpu() * (1 + 0.25 * noise.clamp(-2, 2)) + 0.05 * noise
+            row = padding_rows.get(id(parameter))
+            if row is not None:
+                value[row] = parameter[row].double().cpu()
+            parameter.copy_(value.to(parameter.dtype))

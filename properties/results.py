@@ -1,0 +1,233 @@
+"""What a run found: plain records, and the JSON they become (`veriformer-report/1`)."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+SCHEMA = "veriformer-report/1"
+
+PASS = "PASS"
+FAIL = "FAIL"
+DEVIATION = "DEVIATION"
+UNEXPECTED_PASS = "UNEXPECTED_PASS"
+NOT_APPLICABLE = "NOT_APPLICABLE"
+BLOCKED = "BLOCKED"
+VACUOUS = "VACUOUS"
+ERROR = "ERROR"
+TIMEOUT = "TIMEOUT"
+OUTCOMES = (PASS, FAIL, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
+"""Every outcome; only PASS passes."""
+
+
+@dataclass
+class Counterexample:
+    """The smallest failing case.
+
+    Attributes:
+        id: short name, made from the property and the choices.
+        choices: label to drawn value; all that a replay needs.
+        sizes: sizes of the model, in words.
+        headline: one sentence.
+        got: value at the worst index.
+        expected: value required there.
+        index: worst index.
+        error: measured.
+        tolerance: in the same unit.
+        path: how the subject was called.
+        cause: measured likely cause, or "".
+        influence: `{"magnitude": [[...]], "allowed": [[...]]}`, or None.
+        script: file name of the standalone script, or "".
+    """
+
+    id: str
+    choices: dict[str, Any]
+    sizes: str
+    headline: str
+    got: str = ""
+    expected: str = ""
+    index: list[int] = field(default_factory=list)
+    error: float = math.nan
+    tolerance: float = 0.0
+    path: str = ""
+    cause: str = ""
+    influence: dict[str, Any] | None = None
+    script: str = ""
+
+
+@dataclass
+class Result:
+    """The outcome of one property on one subject.
+
+    Attributes:
+        id: of the property.
+        level: "core" or "extended".
+        outcome: one of `OUTCOMES`.
+        reason: one sentence, empty for a PASS.
+        examples: cases judged.
+        witnesses: times the premise held.
+        error: worst error.
+        tolerance: its tolerance.
+        margin: error / tolerance at the worst place.
+        seconds: wall time.
+        subject_seconds: of which inside the subject.
+        paths: times each path was walked.
+        counterexample: for a FAIL.
+    """
+
+    id: str
+    level: str
+    outcome: str
+    reason: str = ""
+    examples: int = 0
+    witnesses: int = 0
+    error: float = 0.0
+    tolerance: float = 0.0
+    margin: float = 0.0
+    seconds: float = 0.0
+    subject_seconds: float = 0.0
+    paths: dict[str, int] = field(default_factory=dict)
+    counterexample: Counterexample | None = None
+
+
+@dataclass
+class SubjectReport:
+    """All results of one subject.
+
+    Attributes:
+        name: of the subject.
+        kind: of the subject.
+        target: how the command line names it.
+        facts: declared.
+        probed: facts found out rather than declared, in words.
+        power: `{"noticed": k, "tried": n, "missed": [...], "voided": bool}`: faults that this run proved it notices;
+            None if none was tried.
+        results: one a property.
+    """
+
+    name: str
+    kind: str
+    target: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    probed: list[str] = field(default_factory=list)
+    power: dict[str, Any] | None = None
+    results: list[Result] = field(default_factory=list)
+
+    def count(self, outcome: str) -> int:
+        """Return how many results have this outcome."""
+        return sum(r.outcome == outcome for r in self.results)
+
+    @property
+    def applicable(self) -> int:
+        """Results other than NOT_APPLICABLE."""
+        return len(self.results) - self.count(NOT_APPLICABLE)
+
+
+class ViolationsFoundError(AssertionError):
+    """Raised by `Report.raise_for_violations`; lists what does not hold."""
+
+
+@dataclass
+class Report:
+    """The outcome of a run.
+
+    Attributes:
+        subjects: one report a subject.
+        seed: of the run.
+        profile: of the run.
+        device: of the run.
+        versions: of Python, torch, veriformer ...
+        seconds: wall time.
+    """
+
+    subjects: list[SubjectReport]
+    seed: int
+    profile: str
+    device: str = "cpu"
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+    seconds: float = 0.0
+
+    @property
+    def results(self) -> list[Result]:
+        """Results of all subjects, one after another."""
+        return [r for s in self.subjects for r in s.results]
+
+    @property
+    def exit_status(self) -> int:
+        """0: all applicable properties hold. 1: one does not. 2: nothing could be judged.
+
+        A missed canary voids the run (2) whatever else was found. An ERROR or TIMEOUT beside judged properties
+        is the subject failing on an input that its kind allows (1); a subject without one judged property, or a
+        VACUOUS result alone, is something that could not be judged (2).
+        """
+        outcomes = {r.outcome for r in self.results}
+        if any(s.power and s.power.get("voided") for s in self.subjects):
+            return 2
+        if outcomes & {FAIL, UNEXPECTED_PASS}:
+            return 1
+        judged = {PASS, DEVIATION}
+        if not self.subjects or not all(any(r.outcome in judged for r in s.results) for s in self.subjects):
+            return 2
+        if outcomes & {ERROR, TIMEOUT}:
+            return 1
+        return 2 if outcomes & {VACUOUS, BLOCKED} else 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether all applicable properties hold, and at least one was judged."""
+        return self.exit_status == 0
+
+    def raise_for_violations(self) -> None:
+        """Raise if anything failed or could not be judged.
+
+        Raises:
+            ViolationsFoundError: with one line a property.
+        """
+        if not self.ok:
+            lines = [f"{s.name}: {r.id}: {r.outcome}: {r.reason}" for s, r in self._troubles()]
+            raise ViolationsFoundError("\n".join(lines) or "no property could be judged")
+
+    def _troubles(self) -> Iterator[tuple[SubjectReport, Result]]:
+        for subject in self.subjects:
+            for result in subject.results:
+                if result.outcome not in (PASS, NOT_APPLICABLE, DEVIATION):
+                    yield subject, result
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data under `veriformer-report/1`; NaN and infinities become null."""
+        return {
+            "schema": SCHEMA,
+            "versions": self.versions,
+            "seed": self.seed,
+            "profile": self.profile,
+            "device": self.device,
+            "seconds": round(self.seconds, 3),
+            "subjects": [_plain(s) for s in self.subjects],
+        }
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if isinstance(value, int | str | bool | None) else str(value)
+
+
+def versions(packages: Iterable[str] = ("veriformer", "torch", "hypothesis", "numpy")) -> dict[str, str]:
+    """Return the versions that a result depends on, by name."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

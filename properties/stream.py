@@ -1,0 +1,142 @@
+"""A subject seen as one map from a sequence to its outputs, whatever its kind; and what influences what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from veriformer.properties.case import Case
+from veriformer.properties.paths import DEFAULT, Path, walking
+from veriformer.properties.pool import Built
+from veriformer.properties.violations import SubjectError
+
+PER_POSITION = ("self_attention", "layer", "encoder", "decoder", "encoder_decoder")
+"""Kinds with one output a position of their sequence (for encoder_decoder: of the target)."""
+
+SEQUENCES = (*PER_POSITION, "classifier")
+"""Kinds that map one sequence, perhaps pooled."""
+
+
+class Stream:
+    """`stream(x, attention_mask)` for every kind in `SEQUENCES`; an encoder-decoder keeps one drawn source.
+
+    Attributes:
+        built: the model behind it.
+    """
+
+    def __init__(self, case: Case, built: Built, *, batch: int = 1, source_length: int = 6) -> None:
+        self.case = case
+        self.built = built
+        self.source: Tensor | None = None
+        if case.subject.kind == "encoder_decoder":
+            self.source = self.draw(batch, source_length)
+
+    def draw(self, batch: int, length: int) -> Tensor:
+        """Return a sequence: tokens `[B, T]` or embeddings `[B, T, D]`."""
+        if self.case.subject.takes_tokens:
+            return self.case.tokens(batch, length)
+        return self.case.normal(batch, length, self.built.config.d_model, dtype=self.built.dtype)
+
+    def other(self, x: Tensor) -> Tensor:
+        """Return a sequence of the same shape that differs from `x` at every position."""
+        if x.is_floating_point():
+            return self.case.normal(*x.shape, dtype=x.dtype)
+        return self.case.other_tokens(x)
+
+    def __call__(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor:
+        """Return the outputs `[B, T, *]` (a classifier: `[B, C]`).
+
+        Args:
+            x: tokens `[B, T]` or embeddings `[B, T, D]`.
+            attention_mask: `[B, T]` bool, True = may attend; None: the path decides (`ones` gives all True).
+            path: the way to call.
+        """
+        if attention_mask is None and path.mask != "none":
+            attention_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if self.source is None:
+            output = self.case.call(self.built, x, attention_mask=attention_mask, path=path)
+        else:
+            source = (
+                self.source[:1].expand(len(x), *self.source.shape[1:]) if len(self.source) != len(x) else self.source
+            )
+            output = self.case.call(self.built, source, x, target_mask=attention_mask, path=path)
+        per_position = self.case.subject.kind in PER_POSITION
+        leading = x.shape[:2] if per_position else x.shape[:1]
+        if output.shape[: len(leading)] != leading or output.ndim != len(leading) + 1:
+            wanted = "[B, T, *]" if per_position else "[B, *]"
+            raise SubjectError(
+                f"forward returned shape {list(output.shape)} for an input of B={x.shape[0]}, T={x.shape[1]}; "
+                f"a {self.case.subject.kind} returns {wanted}"
+            )
+        return output
+
+    def influence(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor | None:
+        """Return how each position of `x[0]` reaches each output position, by gradients.
+
+        The sample is repeated T times; copy t gives the gradient of a random projection of output t, so one
+        backward pass gives all rows. (With `batch_coupled` declared, one pass a row.)
+
+        Args:
+            x: one sequence `[1, T]` or `[1, T, D]`.
+            attention_mask: `[1, T]`.
+            path: the way to call; its mode must be "grad".
+
+        Returns:
+            `[T, T]`: entry (t, s) is the largest |d out_t / d x_s|; None where gradients cannot be had.
+        """
+        length = x.shape[1]
+        if self.case.subject.fact("batch_coupled", False):
+            rows = [self._gradients(x, attention_mask, [t], path) for t in range(length)]
+            return None if any(r is None for r in rows) else torch.cat([r for r in rows if r is not None])
+        repeated = x.expand(length, *x.shape[1:]).contiguous()
+        mask = None if attention_mask is None else attention_mask.expand(length, -1).contiguous()
+        return self._gradients(repeated, mask, list(range(length)), path)
+
+    def _gradients(self, x: Tensor, mask: Tensor | None, outputs: list[int], path: Path) -> Tensor | None:
+        found = self._with_leaf(x, mask, path)
+        if found is None:
+            return None
+        leaf, output = found
+        picked = output[range(len(outputs)), outputs]
+        probe = torch.randn(picked.shape[-1], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        total = (picked * probe.to(picked.device, picked.dtype)).sum()
+        if not total.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        return gradient.detach().abs().amax(dim=-1)
+
+    def _with_leaf(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:
+        if x.is_floating_point():
+            leaf = x.detach().clone().requires_grad_()
+            return leaf, self(leaf, mask, path=path)
+        if self.case.subject.embed is not None and self.source is None:
+            width = self.built.config.d_model
+            leaf = self.case.normal(*x.shape, width, dtype=self.built.dtype).requires_grad_()
+            given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+            with walking(path, self.case.subject, self.built.module):
+                return leaf, self.case.bench.call(self.case.subject.embed, self.built.module, leaf, **given)
+        return self._leaf_at_embedding(x, mask, path)
+
+    def _leaf_at_embedding(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:
+        """Cut the graph at the module that embeds exactly these tokens, and make its output the leaf."""
+        if not isinstance(self.built.module, nn.Module):
+            return None
+        leaves: list[Tensor] = []
+
+        def cut(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            same = bool(args) and isinstance(args[0], Tensor) and args[0].shape == x.shape and torch.equal(args[0], x)
+            if not same or leaves:
+                return None
+            leaves.append(output.detach().clone().requires_grad_())
+            return leaves[0]
+
+        hooks = [m.register_forward_hook(cut) for m in self.built.module.modules() if isinstance(m, nn.Embedding)]
+        try:
+            output = self(x, mask, path=path)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return (leaves[0], output) if leaves else None

@@ -1,0 +1,214 @@
+"""The subject: how an implementation plugs in. A small dataclass and a table of kinds; no inheritance."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from veriformer.properties.facts import validated
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnConfig:
+    """The sizes drawn for one model; `Subject.build` receives it and uses the fields it needs.
+
+    >>> DrawnConfig(d_model=12, num_heads=3).d_head
+    4
+    """
+
+    d_model: int = 8
+    num_heads: int = 2
+    num_key_value_heads: int = 2
+    num_layers: int = 2
+    d_ff: int = 20
+    vocab_size: int = 11
+    max_len: int = 32
+    num_classes: int = 3
+    dropout: float = 0.0
+
+    @property
+    def d_head(self) -> int:
+        """Channels of one head, `d_model // num_heads`."""
+        return self.d_model // self.num_heads
+
+    def __str__(self) -> str:
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of subject: how it is called and what it returns.
+
+    Attributes:
+        name: the word used in `Subject.kind`.
+        signature: how `forward` is called after the model, for messages and documentation.
+        returns: shape of what it returns.
+        implied: facts that the kind itself implies unless declared otherwise.
+        inputs: what its sequences are made of: `tokens`, `embeddings`, or `other`.
+    """
+
+    name: str
+    signature: str
+    returns: str
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    inputs: str = "other"
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("softmax", "(scores [..., S], dim=-1)", "[..., S]"),
+        Kind("attention", "(q [B,H,T,K], k [B,G,S,K], v [B,G,S,E], attention_mask=None, causal=False)", "[B,H,T,E]"),
+        Kind("self_attention", "(x [B,T,D], attention_mask=None)", "[B,T,D]", inputs="embeddings"),
+        Kind("cross_attention", "(x [B,T,D], memory [B,S,D], memory_mask=None)", "[B,T,D]", inputs="embeddings"),
+        Kind("positions", "(length)", "[T,D]"),
+        Kind("rotary", "(x [B,H,T,K], positions [T])", "[B,H,T,K]"),
+        Kind("position_bias", "(query_len, key_len)", "[H,T,S]"),
+        Kind("norm", "(x [B,T,D])", "[B,T,D]", inputs="embeddings"),
+        Kind("feed_forward", "(x [B,T,D])", "[B,T,D]", inputs="embeddings"),
+        Kind("layer", "(x [B,T,D], attention_mask=None)", "[B,T,D]", inputs="embeddings"),
+        Kind("encoder", "(tokens [B,T], attention_mask=None)", "[B,T,*]", inputs="tokens"),
+        Kind("decoder", "(tokens [B,T], attention_mask=None)", "[B,T,*]", {"causal": True}, "tokens"),
+        Kind(
+            "encoder_decoder",
+            "(source [B,S], target [B,T], source_mask=None, target_mask=None)",
+            "[B,T,*]",
+            {"causal": True},
+            "tokens",
+        ),
+        Kind("classifier", "(tokens [B,T], attention_mask=None)", "[B,C]", inputs="tokens"),
+        Kind("loss", "(logits [B,T,V], labels [B,T])", "[]"),
+        Kind("masking", "(tokens [B,T], seed)", "([B,T], [B,T])"),
+        Kind("schedule", "(step)", "a float"),
+        Kind("tokenizer", "(text)", "a list of integers"),
+    )
+}
+"""Every kind of subject. Masks are boolean, True = may attend: `[B, T]` for padding, `[T, S]` or `[B, T, S]`
+pairwise where the subject declares that it takes them."""
+
+INPUTS = ("tokens", "embeddings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One implementation under test.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        build: gives a fresh model for drawn sizes; None for a ready-made `module` or a plain function.
+        forward: `forward(model, *inputs)` as `KINDS[kind].signature` says; None: the model itself is called.
+        module: a ready-made instance, never re-initialised; its sizes stand in `config`.
+        name: how reports call it.
+        declares: facts, verified (see `veriformer.properties.facts.FACTS`).
+        domain: sizes that `build` supports, e.g. `{"num_heads": [4, 8]}`; other sizes are drawn freely.
+        config: sizes of `module`.
+        inputs: "tokens" or "embeddings" where that differs from the kind's usual input.
+        mask_forms: kinds of `attention_mask` it takes: "padding" `[B, T]`, "pairwise" `[T, S]` and `[B, T, S]`,
+            "additive" (attention kind: a float mask). Found from the signature of `forward` if None.
+        embed: `embed(model, embeddings [B,T,D], attention_mask=None)`: the forward from embeddings on.
+        weights: as `forward`, but returns attention weights `[B, H, T, S]`.
+        cache: `cache(model, chunks, attention_mask=None)`: outputs `[B, T, *]` computed chunk by chunk.
+        projections: `projections(model)`: writable views `q, k, v, o` `[out, in]` (and `q_bias` ... where present).
+        backends: name to a factory of context managers; each selects one implementation while it is open.
+        target: how the command line names this subject; filled in by it.
+    """
+
+    kind: str
+    build: Callable[[DrawnConfig], Any] | None = None
+    forward: Callable[..., Any] | None = None
+    module: Any = None
+    name: str = ""
+    declares: Mapping[str, Any] = field(default_factory=dict)
+    domain: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    config: DrawnConfig | None = None
+    inputs: str | None = None
+    mask_forms: tuple[str, ...] | None = None
+    embed: Callable[..., Any] | None = None
+    weights: Callable[..., Any] | None = None
+    cache: Callable[..., Any] | None = None
+    projections: Callable[[Any], Mapping[str, Any]] | None = None
+    backends: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            close = difflib.get_close_matches(str(self.kind), KINDS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"there is no kind {self.kind!r}; {hint}the kinds are: {', '.join(KINDS)}")
+        object.__setattr__(self, "declares", validated(self.declares))
+        if self.build is None and self.module is None and self.forward is None:
+            raise ValueError("the subject has neither build, module nor forward; give one of them")
+        if self.build is not None and self.module is not None:
+            raise ValueError("the subject has both build and module; give the one that is to be checked")
+        if self.inputs is not None and self.inputs not in INPUTS:
+            raise ValueError(f"inputs was {self.inputs!r}; it must be one of {', '.join(INPUTS)}")
+        unknown = set(self.domain) - {f.name for f in fields(DrawnConfig)}
+        if unknown:
+            names = ", ".join(f.name for f in fields(DrawnConfig))
+            raise ValueError(f"domain names no such size: {', '.join(sorted(unknown))}; the sizes are: {names}")
+        for size, values in self.domain.items():
+            if not values:
+                raise ValueError(f"domain[{size!r}] is empty; list the sizes that build supports")
+        if not self.name:
+            object.__setattr__(self, "name", self._guess_name())
+
+    def _guess_name(self) -> str:
+        part = self.module if self.module is not None else (self.build or self.forward)
+        if self.module is not None:
+            return type(part).__name__
+        label = getattr(part, "__name__", type(part).__name__)
+        return self.kind if label == "<lambda>" else label
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether its sequences are token ids rather than embeddings."""
+        return (self.inputs or KINDS[self.kind].inputs) == "tokens"
+
+    @property
+    def is_functional(self) -> bool:
+        """Whether there is no model: a plain function of its inputs."""
+        return self.build is None and self.module is None
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """Return a declared fact, else what the kind implies, else `default`."""
+        if name in self.declares:
+            return self.declares[name]
+        return KINDS[self.kind].implied.get(name, default)
+
+    def with_facts(self, **facts: Any) -> Subject:
+        """Return a copy that declares `facts` too."""
+        return replace(self, declares={**self.declares, **facts})
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        """Names that `forward` takes; contains "**" if it takes any keyword."""
+        called = self.forward
+        if called is None:
+            called = self.module.forward if hasattr(self.module, "forward") else self.module
+        if called is None:
+            return frozenset({"attention_mask", "**"})
+        try:
+            parameters = inspect.signature(called).parameters.values()
+        except (TypeError, ValueError):
+            return frozenset({"**"})
+        names = {p.name for p in parameters}
+        return frozenset(names | ({"**"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()))
+
+    def accepts(self, argument: str) -> bool:
+        """Whether `forward` takes the keyword `argument`."""
+        return argument in self.parameter_names or "**" in self.parameter_names
+
+    def takes_mask(self, form: str) -> bool:
+        """Whether it takes masks of a form: "padding", "pairwise" or "additive"."""
+        if self.mask_forms is not None:
+            return form in self.mask_forms
+        argument = "source_mask" if self.kind == "encoder_decoder" else "attention_mask"
+        if self.kind == "cross_attention":
+            argument = "memory_mask"
+        usual = ("pairwise",) if self.kind == "attention" else ("padding",)
+        return form in usual and self.accepts(argument)

@@ -1,0 +1,25 @@
+"""Every fault is noticed by the properties that promise to, and every property is needed by a fault."""
+
+from __future__ import annotations
+
+import pytest
+from mutants import Fault, all_faults
+from veriformer.properties.engine import run
+from veriformer.properties.profiles import Settings
+from veriformer.properties.property import catalogue, named
+
+MUTANTS = all_faults()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
+def test_fault_is_noticed(mutant: Fault) -> None:
+    report = run([mutant.subject()], named(mutant.killed_by), Settings(profile="standard"))
+    unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in report.results if r.outcome != "FAIL"]
+    assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
+    causes = [r.counterexample.cause for r in report.results if r.counterexample]
+    assert not mutant.cause or any(mutant.cause in cause for cause in causes), causes
+
+
+def test_every_property_is_needed() -> None:
+    noticed = {i for f in MUTANTS.values() for i in f.killed_by}
+    assert not set(catalogue()) - noticed, "properties that no fault shows failing"
