@@ -35,7 +35,8 @@ def rounding_bound(dtype: torch.dtype, length: int, *, operations: int = 1) -> f
     """Bound the relative rounding error of `operations` successive reductions over `length` terms.
 
     A sum of n rounded terms errs by at most gamma_n = n u / (1 - n u) (Higham 2002, 3.1), and by at most
-    lambda sqrt(n) u with probability 1 - 2 exp(-lambda^2 / 2) (Higham & Mary 2019, theorem 2.4); lambda = 6 leaves 3e-8.
+    lambda sqrt(n) u with probability 1 - 2 exp(-lambda^2 / 2) (Higham & Mary 2019, theorem 2.4); lambda = 6
+    leaves 3e-8.
     The smaller of the two counts. Each reduction is preceded and followed by a few roundings of its own (4 u).
 
     Args:

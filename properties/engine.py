@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from veriformer.properties import results as r
 from veriformer.properties.case import Case
 from veriformer.properties.draws import ReplayError
 from veriformer.properties.isolation import isolated
+from veriformer.properties.pool import callable_subject
 from veriformer.properties.preflight import Preflight, preflight
+from veriformer.properties.probe import probe
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, catalogue, in_dependency_order, named
 from veriformer.properties.results import Counterexample, Report, Result, SubjectReport
@@ -38,6 +40,7 @@ class Judge:
         self.settings = settings
         self._bench: Workbench | None = None
         self._preflight: Preflight | None = None
+        self._notes: list[str] = []
         self._outcomes: dict[str, str] = {}
 
     def judge(self, prop: Property) -> Result:
@@ -56,18 +59,27 @@ class Judge:
     def replay(self, prop: Property, choices: dict[str, Any]) -> Result:
         """Judge one recorded case again."""
         with isolated(self.subject.module):
-            bench = Workbench(self.subject, self.settings)
-            found = Search(prop, bench).replay(choices)
-            return _result(prop, bench.tally, found)
+            ready = self._prepare()
+            if self._bench is None or ready.error:
+                return Result(prop.id, prop.level, r.ERROR, ready.error)
+            self._bench.tally = Tally()
+            return _result(prop, self._bench.tally, Search(prop, self._bench).replay(choices))
+
+    @property
+    def probed(self) -> list[str]:
+        """What was found out rather than declared, one sentence each; empty before the first property was judged."""
+        return self._notes
 
     def _judge(self, prop: Property) -> Result:
-        reason = prop.why_not(self.subject)
-        if reason:
-            return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
+        if self.subject.kind not in prop.kinds:
+            return Result(prop.id, prop.level, r.NOT_APPLICABLE, prop.why_not(self.subject) or "")
         try:
             ready = self._prepare()
-        except SubjectError as problem:
-            return Result(prop.id, prop.level, r.ERROR, str(problem))
+        except SubjectTimeoutError as problem:
+            self._preflight = ready = Preflight(error=str(problem), timed_out=True)
+        reason = prop.why_not(self._bench.subject if self._bench else self.subject)
+        if reason:
+            return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
         if ready.error:
             return Result(prop.id, prop.level, r.TIMEOUT if ready.timed_out else r.ERROR, ready.error)
         blocker = self._blocker(prop, ready)
@@ -77,13 +89,17 @@ class Judge:
         return _search(prop, self._bench)
 
     def _prepare(self) -> Preflight:
+        """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
         if self._preflight is None:
             try:
                 self._bench = Workbench(self.subject, self.settings)
-            except ValueError as problem:
-                self._preflight = Preflight(error=str(problem))
-            else:
+                self._bench.subject = callable_subject(self.subject, self._bench.pool)
                 self._preflight = preflight(self._bench)
+                if not self._preflight.error and not self._preflight.broken:
+                    facts, self._notes = probe(self._bench)
+                    self._bench.subject = self._bench.subject.with_facts(**facts)
+            except (SubjectError, ValueError) as problem:
+                self._preflight = Preflight(error=str(problem))
         return self._preflight
 
     def _blocker(self, prop: Property, ready: Preflight) -> str | None:
@@ -175,11 +191,6 @@ def _asked(question: Callable[[], Any] | None) -> Any:
         return None
 
 
-def applicable(subject: Subject, properties: Iterable[Property]) -> list[Property]:
-    """Return the properties that speak of the subject's kind and facts."""
-    return [p for p in properties if p.why_not(subject) is None]
-
-
 def select(only: Sequence[str] = (), exclude: Sequence[str] = (), level: str = "all") -> list[Property]:
     """Return the properties to judge, in dependency order.
 
@@ -194,13 +205,6 @@ def select(only: Sequence[str] = (), exclude: Sequence[str] = (), level: str = "
     chosen = named(only) if only else list(catalogue().values())
     left_out = {p.id for p in named(exclude)} if exclude else set()
     return in_dependency_order(p for p in chosen if p.id not in left_out and (level == "all" or p.level == "core"))
-
-
-def results_of(subject: Subject, properties: Sequence[Property], settings: Settings) -> Iterator[Result]:
-    """Judge a subject by the properties in the order given, one result at a time."""
-    judge = Judge(subject, settings)
-    for prop in properties:
-        yield judge.judge(prop)
 
 
 def run(
@@ -222,9 +226,11 @@ def run(
     for subject in subjects:
         part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
         report.subjects.append(part)
-        for result in results_of(subject, properties, settings):
-            part.results.append(result)
+        judge = Judge(subject, settings)
+        for prop in properties:
+            part.results.append(result := judge.judge(prop))
             if on_result is not None:
                 on_result(subject, result)
+        part.probed = judge.probed
     report.seconds = time.perf_counter() - started
     return report

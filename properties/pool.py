@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -109,3 +109,23 @@ def _refuse_unallocated(module: nn.Module) -> None:
 
 def _first_line(problem: BaseException) -> str:
     return (str(problem).strip() or "no message").splitlines()[0][:300]
+
+
+def callable_subject(subject: Subject, pool: ModelPool) -> Subject:
+    """Return the subject with a `forward`; without one the model itself is called, with the masks that it takes.
+
+    Raises:
+        SubjectError: the model cannot be built, or is not callable.
+    """
+    if subject.forward is not None:
+        return subject
+    module = pool.get(pool.configs[0], torch.float32).module if subject.module is None else subject.module
+    if not callable(module):
+        raise SubjectError(f"the model is {type(module).__name__}, which cannot be called; give the subject a forward")
+    like = replace(subject, build=None, module=module)
+    forms = tuple(form for form in ("padding", "pairwise", "additive") if like.takes_mask(form))
+    return replace(subject, forward=_call, mask_forms=forms)
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)

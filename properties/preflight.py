@@ -1,4 +1,4 @@
-"""Before anything is judged: can the subject be built and called, is its answer finite, does it repeat itself?"""
+"""What is found out before anything is judged: builds, can be called, is finite, repeats itself."""
 
 from __future__ import annotations
 

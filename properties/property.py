@@ -101,7 +101,7 @@ def holds(
         level: "core" or "extended".
         requires: ids of properties that must hold first.
         unless: one or several functions of the subject that give the reason why the property does not apply, or None.
-        sweeps_lengths: also cover, one by one, the lengths that collide with another size; the check draws `case.length()`.
+        sweeps_lengths: also cover, one by one, the lengths that collide with another size (`case.length()`).
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
 

@@ -130,6 +130,7 @@ class Workbench:
         return self._dtypes
 
     def given_dtype(self) -> torch.dtype:
+        """Return the parameter dtype of a ready-made instance, float32 for anything else."""
         module = self.subject.module
         parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
         return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
