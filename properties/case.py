@@ -129,7 +129,13 @@ class Case:
         chosen = dtype or self.dtype()
         maker = self.bench.pool.fresh if fresh else self.bench.pool.get
         self._built = maker(config, chosen, raw=raw)
+        if self.bench.recorder:
+            self.bench.recorder.know_model(self._built)
         return self._built
+
+    def _on_record(self, kind: str, got: Any, expected: Any = None, unit: Any = 1.0, limit: float = 0.0) -> None:
+        if self.bench.recorder:
+            self.bench.recorder.judge(kind, got, expected, unit, limit)
 
     def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
         """Call the subject's forward on a path; None-valued keywords are not passed.
@@ -139,6 +145,8 @@ class Case:
         """
         given = {k: v for k, v in kwargs.items() if v is not None}
         self._built = built
+        if self.bench.recorder:
+            self.bench.recorder.path = path
         with walking(path, self.subject, built.module):
             return self.bench.forward(built, *args, **given)
 
@@ -206,6 +214,7 @@ class Case:
         refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
         unit: float | Tensor = size_of(expected) if bound is None else bound
         limit = self.tolerance() if bound is None else 1.0
+        self._on_record("close", got, expected, unit, limit)
         worst = worst_difference(got, expected, unit)
         self.bench.tally.note(worst.error, limit)
         if worst.error > limit:
@@ -233,6 +242,7 @@ class Case:
         """Require two tensors to be equal to the bit (an exact claim: a zero gradient, a masked weight)."""
         self._same_shape(got, expected, what)
         refuse_vacuous(got, expected, what, constants_allowed=True)
+        self._on_record("exact", got, expected)
         worst = worst_difference(got, expected)
         self.bench.tally.note(worst.error, 0.0)
         if worst.error > 0:
@@ -251,8 +261,9 @@ class Case:
     def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
         """Require that two tensors differ beyond rounding: the other side of a two-sided property."""
         self._same_shape(got, other, what)
-        worst = worst_difference(got, other, size_of(other))
         limit = self.tolerance()
+        self._on_record("differs", got, other, size_of(other), limit)
+        worst = worst_difference(got, other, size_of(other))
         self.bench.tally.note(limit, max(worst.error, 1e-300))
         if not worst.error > limit:
             raise Violation(
@@ -268,7 +279,9 @@ class Case:
 
     def finite(self, value: Tensor, what: str) -> None:
         """Require every entry to be finite."""
-        self.require(bool(value.isfinite().all()), what, got=_non_finite(value), expected="finite numbers")
+        self._on_record("finite", value)
+        if not bool(value.isfinite().all()):
+            raise Violation(headline=what, got=_non_finite(value), expected="finite numbers", path=self.path)
 
     def require(
         self,
@@ -283,6 +296,7 @@ class Case:
         influence: Callable[[], InfluenceMap | None] | None = None,
     ) -> None:
         """Require a condition; `got` and `expected` say in words what it was about."""
+        self._on_record("require", None)
         if not holds:
             raise Violation(
                 headline=what,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from veriformer.properties import results as r
-from veriformer.properties.case import Case
+from veriformer.properties.counterexample import counterexample
 from veriformer.properties.draws import ReplayError
 from veriformer.properties.isolation import isolated
 from veriformer.properties.pool import callable_subject
@@ -17,7 +15,7 @@ from veriformer.properties.preflight import Preflight, preflight
 from veriformer.properties.probe import probe
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, catalogue, in_dependency_order, named
-from veriformer.properties.results import Counterexample, Report, Result, SubjectReport
+from veriformer.properties.results import Report, Result, SubjectReport
 from veriformer.properties.search import Found, Search
 from veriformer.properties.subject import Subject
 from veriformer.properties.violations import (
@@ -149,7 +147,7 @@ def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
             result.reason = f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown"
     elif isinstance(found.problem, Violation):
         result.outcome, result.reason = r.FAIL, found.problem.headline
-        result.counterexample = _counterexample(prop, found.case, found.problem)
+        result.counterexample = counterexample(prop, found.case, found.problem)
         result.error, result.tolerance = found.problem.error, found.problem.tolerance
     elif isinstance(found.problem, VacuousCheckError):
         result.outcome, result.reason = r.VACUOUS, str(found.problem)
@@ -160,35 +158,6 @@ def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
         result.outcome = r.ERROR
         result.reason = f"the check itself raised {type(problem).__name__}: {problem} (please report this)"
     return result
-
-
-def _counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
-    text = json.dumps([prop.id, case.choices], sort_keys=True)
-    influence = _asked(problem.influence)
-    return Counterexample(
-        id=hashlib.sha256(text.encode()).hexdigest()[:8],
-        choices=case.choices,
-        sizes=str(case.config()) if case.subject.build is not None else "",
-        headline=problem.headline,
-        got=problem.got,
-        expected=problem.expected,
-        index=list(problem.index),
-        error=problem.error,
-        tolerance=problem.tolerance,
-        path=problem.path,
-        cause=_asked(problem.cause) or "",
-        influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
-    )
-
-
-def _asked(question: Callable[[], Any] | None) -> Any:
-    """Ask a follow-up question about the smallest case; a probe that itself breaks says nothing."""
-    if question is None:
-        return None
-    try:
-        return question()
-    except (SubjectError, VacuousCheckError, Violation, RuntimeError, ValueError, IndexError):
-        return None
 
 
 def select(only: Sequence[str] = (), exclude: Sequence[str] = (), level: str = "all") -> list[Property]:

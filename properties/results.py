@@ -41,7 +41,7 @@ class Counterexample:
         path: how the subject was called.
         cause: measured likely cause, or "".
         influence: `{"magnitude": [[...]], "allowed": [[...]]}`, or None.
-        script: file name of the standalone script, or "".
+        script: source of the standalone script, or "".
     """
 
     id: str

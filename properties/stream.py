@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from veriformer.properties.case import Case
+from veriformer.properties.embedding_leaf import at_embedding
 from veriformer.properties.paths import DEFAULT, Path, walking
 from veriformer.properties.pool import Built
 from veriformer.properties.violations import SubjectError
@@ -121,22 +122,12 @@ class Stream:
         return self._leaf_at_embedding(x, mask, path)
 
     def _leaf_at_embedding(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:
-        """Cut the graph at the module that embeds exactly these tokens, and make its output the leaf."""
-        if not isinstance(self.built.module, nn.Module):
+        module = self.built.module
+        if not isinstance(module, nn.Module):
             return None
-        leaves: list[Tensor] = []
-
-        def cut(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            same = bool(args) and isinstance(args[0], Tensor) and args[0].shape == x.shape and torch.equal(args[0], x)
-            if not same or leaves:
-                return None
-            leaves.append(output.detach().clone().requires_grad_())
-            return leaves[0]
-
-        hooks = [m.register_forward_hook(cut) for m in self.built.module.modules() if isinstance(m, nn.Embedding)]
-        try:
-            output = self(x, mask, path=path)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return (leaves[0], output) if leaves else None
+        leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
+        if leaf is None:
+            return None
+        if self.case.bench.recorder:
+            self.case.bench.recorder.cut_at_embedding(module, x, leaf)
+        return leaf, output

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from veriformer.properties.noise import relative_tolerance, sensitivity
 from veriformer.properties.pool import Built, ModelPool
 from veriformer.properties.profiles import Settings
 from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.transcript import Recorder
 from veriformer.properties.violations import SubjectError, SubjectTimeoutError
 
 
@@ -70,6 +71,7 @@ class Workbench:
         self.device = torch.device(settings.device)
         self.pool = ModelPool(subject, self.device)
         self.tally = Tally()
+        self.recorder: Recorder | None = None
         self._tolerances: dict[tuple[DrawnConfig, torch.dtype], float] = {}
         self._dtypes: tuple[torch.dtype, ...] | None = None
         self._training: dict[tuple[DrawnConfig, torch.dtype], bool] = {}
@@ -88,9 +90,10 @@ class Workbench:
         """
         started = time.perf_counter()
         try:
-            with _time_limit(self.settings.call_seconds), warnings.catch_warnings():
+            aside = self.recorder.aside() if self.recorder else nullcontext()
+            with aside, _time_limit(self.settings.call_seconds), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return function(*args, **kwargs)
+                output = function(*args, **kwargs)
         except (MemoryError, RecursionError) as problem:
             raise SubjectError(f"the subject raised {type(problem).__name__} ({_describe(args, kwargs)})") from problem
         except Exception as problem:
@@ -101,6 +104,9 @@ class Workbench:
         finally:
             self.tally.subject_seconds += time.perf_counter() - started
             self.tally.calls += 1
+        if self.recorder:
+            self.recorder.called(function, args, kwargs, output)
+        return output
 
     def forward(self, built: Built, *args: Any, **kwargs: Any) -> Tensor:
         """Call the subject's forward and insist on one tensor.

@@ -1,0 +1,69 @@
+"""From the smallest failing case to what a reader gets: numbers, likely cause, influence map, standalone script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from veriformer.properties.case import Case
+from veriformer.properties.draws import RecordedDraws
+from veriformer.properties.property import Property
+from veriformer.properties.results import Counterexample
+from veriformer.properties.script import script
+from veriformer.properties.transcript import Recorder, Transcript
+from veriformer.properties.violations import SubjectError, SubjectTimeoutError, VacuousCheckError, Violation
+from veriformer.properties.workbench import Workbench
+
+_PARTS = ("forward", "weights", "embed", "cache", "projections")
+
+
+def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
+    """Describe a violation: asks its follow-up questions, and runs the case once more to record the script."""
+    text = json.dumps([prop.id, case.choices], sort_keys=True)
+    influence = _asked(problem.influence)
+    found = Counterexample(
+        id=hashlib.sha256(text.encode()).hexdigest()[:8],
+        choices=case.choices,
+        sizes="" if case.subject.build is None else str(case.config()),
+        headline=problem.headline,
+        got=problem.got,
+        expected=problem.expected,
+        index=list(problem.index),
+        error=problem.error,
+        tolerance=problem.tolerance,
+        path=problem.path,
+        cause=_asked(problem.cause) or "",
+        influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
+    )
+    transcript = _recorded(prop, case.bench, found.choices)
+    if transcript is not None:
+        found.script = script(prop, case.bench.subject, found, transcript)
+    return found
+
+
+def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Transcript | None:
+    """Run the case under a recorder; None if it does not end in the same way any more."""
+    given = {name: part for name in _PARTS if (part := getattr(bench.subject, name)) is not None}
+    bench.recorder = recorder = Recorder(given)
+    try:
+        with recorder:
+            prop.check(Case(bench, RecordedDraws(choices)))
+    except Violation:
+        return recorder.transcript
+    except (SubjectError, VacuousCheckError, SubjectTimeoutError):
+        return None
+    finally:
+        bench.recorder = None
+    return None
+
+
+def _asked(question: Callable[[], Any] | None) -> Any:
+    """Ask a follow-up question about the smallest case; a probe that itself breaks says nothing."""
+    if question is None:
+        return None
+    try:
+        return question()
+    except (SubjectError, VacuousCheckError, Violation, RuntimeError, ValueError, IndexError):
+        return None

@@ -1,0 +1,41 @@
+"""Gradients with respect to token embeddings, for models that take token ids.
+
+This file imports torch alone: its source is pasted into standalone scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) -> tuple[Tensor | None, Tensor]:
+    """Run a model with the graph cut at the module that embeds exactly `tokens`.
+
+    Args:
+        model: holds an `nn.Embedding` that is called with the token ids.
+        tokens: int64 `[B, T]`.
+        run: calls the model.
+
+    Returns:
+        The embeddings `[B, T, D]` as a leaf that requires a gradient (None if no module embeds these tokens), and
+        the output of `run`.
+    """
+    leaves: list[Tensor] = []
+
+    def cut(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor | None:
+        given = args[0] if args else None
+        if leaves or not isinstance(given, Tensor) or given.shape != tokens.shape or not torch.equal(given, tokens):
+            return None
+        leaves.append(output.detach().clone().requires_grad_())
+        return leaves[0]
+
+    hooks = [part.register_forward_hook(cut) for part in model.modules() if isinstance(part, nn.Embedding)]
+    try:
+        output = run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (leaves[0] if leaves else None), output
