@@ -9,6 +9,7 @@ from typing import Any
 from veriformer.properties import results as r
 from veriformer.properties.counterexample import counterexample
 from veriformer.properties.draws import ReplayError
+from veriformer.properties.faults import power
 from veriformer.properties.isolation import isolated
 from veriformer.properties.pool import callable_subject
 from veriformer.properties.preflight import Preflight, preflight
@@ -49,6 +50,14 @@ class Judge:
         result.seconds = time.perf_counter() - started
         self._outcomes[prop.id] = result.outcome
         return result
+
+    def prove_power(self, properties: Sequence[Property]) -> dict[str, Any] | None:
+        """Put faults into the subject and return how many the properties of this run notice; see `faults.power`."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            if self._bench is None or ready.error or ready.broken:
+                return None
+            return power(self._bench, properties)
 
     def learn(self, prop_id: str, outcome: str) -> None:
         """Take over an outcome that was found elsewhere (another process), for what requires it."""
@@ -201,5 +210,6 @@ def run(
             if on_result is not None:
                 on_result(subject, result)
         part.probed = judge.probed
+        part.power = judge.prove_power(properties)
     report.seconds = time.perf_counter() - started
     return report

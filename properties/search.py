@@ -37,9 +37,10 @@ class Found:
 class Search:
     """One property on one subject."""
 
-    def __init__(self, prop: Property, bench: Workbench) -> None:
+    def __init__(self, prop: Property, bench: Workbench, *, shrink: bool = True) -> None:
         self.prop = prop
         self.bench = bench
+        self.shrinks = shrink
         self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
         self.last: Case | None = None
 
@@ -89,6 +90,8 @@ class Search:
     def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:
         assert self.last is not None
         found = Found(self.last, problem)
+        if not self.shrinks:
+            return found
         kept, self.bench.tally = self.bench.tally, Tally()
         try:
             smaller = self._hypothesis(SHRINK_EXAMPLES // 4, {}) or self._hypothesis(SHRINK_EXAMPLES // 4, fixed)
@@ -116,7 +119,7 @@ class Search:
                 max_examples=examples,
                 database=None,
                 deadline=None,
-                phases=(Phase.generate, Phase.shrink),
+                phases=(Phase.generate, Phase.shrink) if self.shrinks else (Phase.generate,),
                 suppress_health_check=list(HealthCheck),
                 report_multiple_bugs=False,
                 print_blob=False,

@@ -65,11 +65,11 @@ class Tally:
 class Workbench:
     """One subject, ready to be judged."""
 
-    def __init__(self, subject: Subject, settings: Settings) -> None:
+    def __init__(self, subject: Subject, settings: Settings, pool: ModelPool | None = None) -> None:
         self.subject = subject
         self.settings = settings
         self.device = torch.device(settings.device)
-        self.pool = ModelPool(subject, self.device)
+        self.pool = pool or ModelPool(subject, self.device)
         self.tally = Tally()
         self.recorder: Recorder | None = None
         self._tolerances: dict[tuple[DrawnConfig, torch.dtype], float] = {}
