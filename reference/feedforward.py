@@ -1,0 +1,56 @@
+"""The position-wise feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class FeedForward(nn.Module):
+    """W_2 dropout(phi(W_1 x + b_1)) + b_2 (Vaswani et al. 2017, equation 2)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: Callable[[Tensor], Tensor],
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `x` `[..., D]` to `[..., D]`, each token by itself."""
+        return self.down(self.dropout(self.activation(self.up(x))))  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    """W_2 dropout(silu(W_1 x) * W_3 x) (Shazeer 2020)."""
+
+    def __init__(self, d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_ff, bias=bias)
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `x` `[..., D]` to `[..., D]`, each token by itself."""
+        return self.down(self.dropout(functional.silu(self.gate(x)) * self.up(x)))  # type: ignore[no-any-return]
+
+
+FEED_FORWARDS: Mapping[str, Callable[..., nn.Module]] = {
+    "relu": partial(FeedForward, activation=functional.relu),
+    "gelu": partial(FeedForward, activation=functional.gelu),
+    "gelu_tanh": partial(FeedForward, activation=partial(functional.gelu, approximate="tanh")),
+    "swiglu": SwiGLU,
+}
+"""Makers of a feed-forward network from (d_model, d_ff, bias=, dropout=), by activation."""
