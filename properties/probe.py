@@ -9,6 +9,7 @@ from torch import Tensor
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.draws import RandomDraws
+from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.stream import PER_POSITION, SEQUENCES, Stream
 from veriformer.properties.violations import SubjectError
 from veriformer.properties.workbench import Workbench
@@ -55,12 +56,14 @@ def _influence(bench: Workbench) -> Tensor | None:
     return found.cpu() if found is not None else by_substitution(stream, x)
 
 
-def by_substitution(stream: Stream, x: Tensor) -> Tensor:
+def by_substitution(stream: Stream, x: Tensor, attention_mask: Tensor | None = None, path: Path = DEFAULT) -> Tensor:
     """Return `[T, T]`: entry (t, s) is the change of output t when input s is replaced; rounding counts as 0.
 
     Args:
         stream: the subject.
         x: one sequence `[1, T]` or `[1, T, D]`.
+        attention_mask: `[1, T]`.
+        path: the way to call.
     """
     length = x.shape[1]
     changed = x.repeat(length, *(1,) * (x.ndim - 1))
@@ -68,7 +71,8 @@ def by_substitution(stream: Stream, x: Tensor) -> Tensor:
     each = torch.arange(length)
     changed[each, each] = other[each, each]
     with torch.no_grad():
-        base, moved = stream(x), stream(changed)
+        many = None if attention_mask is None else attention_mask.expand(length, -1)
+        base, moved = stream(x, attention_mask, path=path), stream(changed, many, path=path)
     change = (moved - base).abs().amax(dim=-1).T.double().cpu()
     return torch.where(change <= stream.case.tolerance(stream.built) * size_of(base), torch.zeros_like(change), change)
 

@@ -1,0 +1,276 @@
+"""Causality: output t depends on inputs 0..t, on all of them, and on nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.case import Case
+from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.paths import DEFAULT, Path
+from veriformer.properties.premises import excludes_fact, needs_fact
+from veriformer.properties.probe import by_substitution
+from veriformer.properties.property import holds
+from veriformer.properties.stream import PER_POSITION, Stream
+from veriformer.properties.violations import InfluenceMap
+
+_CAUSAL = needs_fact("causal", True)
+_LEAKS = ("CM01", "CM04", "CM05", "CM10", "CM13", "CM14", "CM17", "CM19", "CM20", "HD02")
+
+
+def _start(case: Case, *, low: int = 1, batch: int | None = None) -> tuple[Stream, int, int]:
+    """Draw sizes and a model; return the stream, T and B."""
+    length = case.length("T", low=low)
+    size = case.integer("B", 1, 3) if batch is None else batch
+    return Stream(case, case.built(), batch=size), length, size
+
+
+def _mask(stream: Stream, x: Tensor, path: Path, real: int) -> Tensor | None:
+    """Return the attention mask of a path: right padding from position `real` on."""
+    if path.mask != "padded":
+        return None
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    mask[:, real:] = False
+    return mask
+
+
+def _region(case: Case, length: int) -> Tensor:
+    return causal_region(length, case.subject.fact("window"), case.subject.fact("prefix"))
+
+
+@holds(
+    "causality.no-future-influence",
+    statement="Replacing later inputs leaves earlier outputs unchanged, on every path.",
+    formula="x'_s = x_s for s <= t  =>  f(x')_s = f(x)_s for s <= t",
+    source="Vaswani et al. 2017, section 3.1 (masking keeps the decoder auto-regressive).",
+    kinds=PER_POSITION,
+    unless=_CAUSAL,
+    sweeps_lengths=True,
+    catches=_LEAKS,
+)
+def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
+    """A masked score is -inf, its weight exactly 0; all else acts on one position at a time.
+
+    Walks: no mask, all-ones mask and padding; grad, no_grad and inference mode; every backend; train mode where the
+    model is deterministic there. Embeddings are replaced by ones a hundred times larger half of the time, so that
+    a weight that is only small shows. Does not apply inside a declared prefix.
+    """
+    stream, length, batch = _start(case, low=2)
+    first = case.integer("t", 1, length - 1)  # inputs from here on are replaced
+    first = max(first, min(case.subject.fact("prefix", 0), length - 1))
+    if first < case.subject.fact("prefix", 0):
+        case.reject("the whole sequence is prefix")
+    x = stream.draw(batch, length)
+    changed = x.clone()
+    loud = 100.0 if x.is_floating_point() and case.flag("loud") else 1
+    changed[:, first:] = (stream.other(x) * loud if x.is_floating_point() else stream.other(x))[:, first:]
+    real = case.integer("real", first, length)
+    for path in case.paths(masks=("none", "ones", "padded"), training=True):
+        mask = _mask(stream, x, path, real)
+        after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
+        show = _Map(case, stream, x, mask, path)
+        case.close(
+            after[:, :first],
+            before[:, :first],
+            f"the outputs before position {first} changed when inputs from position {first} on were replaced",
+            cause=show.leak,
+            influence=show,
+        )
+        if bool((after[:, first:] != before[:, first:]).any()):
+            case.witness()
+
+
+class _Map:
+    """The influence map of one call, measured when asked for."""
+
+    def __init__(self, case: Case, stream: Stream, x: Tensor, mask: Tensor | None, path: Path) -> None:
+        self.given = (case, stream, x, mask, path)
+        self.allowed = _region(case, x.shape[1])
+        if mask is not None:
+            self.allowed &= mask[0].cpu()[None] | torch.eye(x.shape[1], dtype=torch.bool)
+
+    def __call__(self) -> InfluenceMap:
+        return map_of(measured_map(*self.given), self.allowed)
+
+    def leak(self) -> str | None:
+        """Name the likely cause of a leak."""
+        return _where(self.given[4], self.given[0], leak_cause(measured_map(*self.given), self.allowed), self.given)
+
+
+def _where(
+    path: Path, case: Case, cause: str | None, given: tuple[Case, Stream, Tensor, Tensor | None, Path]
+) -> str | None:
+    """Add, if the plain path is clean, on which path alone the leak is seen."""
+    if cause is None or path == DEFAULT:
+        return cause
+    _, stream, x, _, _ = given
+    plain = leak_cause(measured_map(case, stream, x, None, DEFAULT), _region(case, x.shape[1]))
+    return cause if plain is not None else f"{cause}; the plain path is clean, only this one leaks ({path})"
+
+
+@holds(
+    "causality.no-future-gradient",
+    statement="The gradient of an output is exactly zero for later inputs, and not zero for itself and earlier ones.",
+    formula="d f(x)_t / d x_s = 0  <=>  s > t",
+    source="Vaswani et al. 2017, section 3.1; the derivative of the statement.",
+    kinds=PER_POSITION,
+    unless=_CAUSAL,
+    sweeps_lengths=True,
+    catches=(*_LEAKS, "CM02"),
+)
+def gradients_stop_at_the_present(case: Case) -> None:
+    """The weight of a masked key is exactly 0, so nothing flows back through it: zero to the bit, in any dtype.
+
+    On and below the diagonal (inside a declared window) a gradient must flow: a mask that is too strict is as wrong.
+    Holds in train mode with dropout too, for the zeros. Where gradients cannot be had, inputs are replaced one by one.
+    """
+    stream, length, _ = _start(case, batch=1)
+    x = stream.draw(1, length)
+    allowed = _region(case, length)
+    for path in case.paths(masks=("none", "ones"), modes=("grad",)):
+        influence = stream.influence(x, path=path)
+        influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
+        _no_leak(case, influence, allowed)
+        _no_gap(case, influence, allowed)
+    if not case.subject.is_functional and case.built(dtype=stream.built.dtype).config.dropout > 0:
+        training = Path(training=True)
+        case.path = str(training)
+        influence = stream.influence(x, path=training)
+        if influence is not None:
+            _no_leak(case, influence.cpu(), allowed)
+        case.path = ""
+    case.witness()
+
+
+def _no_leak(case: Case, influence: Tensor, allowed: Tensor) -> None:
+    illegal = torch.where(allowed, torch.zeros_like(influence), influence)
+    case.exact(
+        illegal,
+        torch.zeros_like(illegal),
+        "an output has a gradient with respect to an input that it must not see",
+        cause=lambda: leak_cause(influence, allowed),
+        influence=lambda: map_of(influence, allowed),
+    )
+
+
+def _no_gap(case: Case, influence: Tensor, allowed: Tensor) -> None:
+    missing = int(((influence == 0) & allowed).sum())
+    case.require(
+        missing == 0,
+        "an output does not depend on an input that it must see",
+        got=f"no influence at {missing} of {int(allowed.sum())} permitted places",
+        expected="some influence at each of them",
+        cause=lambda: gap_cause(influence, allowed),
+        influence=lambda: map_of(influence, allowed),
+    )
+
+
+@holds(
+    "causality.prefix-consistency",
+    statement="The outputs for a prefix are the first outputs for the whole sequence.",
+    formula="f(x[:t]) = f(x)[:t]",
+    source="Consequence of causality and of the independence of length; the premise of cached decoding.",
+    kinds=PER_POSITION,
+    unless=(_CAUSAL, excludes_fact("prefix")),
+    sweeps_lengths=True,
+    catches=(*_LEAKS, "RP11"),
+)
+def a_prefix_gives_the_first_outputs(case: Case) -> None:
+    """Nothing after t reaches outputs up to t, so cutting the sequence there changes nothing.
+
+    Dynamic rotary scaling depends on the length beyond its trained one: declare `max_len` and lengths stay below it.
+    """
+    stream, length, batch = _start(case, low=2)
+    cut = case.integer("t", 1, length - 1)
+    x = stream.draw(batch, length)
+    for path in case.paths(masks=("none", "ones")):
+        short, whole = stream(x[:, :cut], path=path), stream(x, path=path)
+        show = _Map(case, stream, x, None, path)
+        case.close(
+            short,
+            whole[:, :cut],
+            f"the outputs for the first {cut} inputs change when the sequence goes on after them",
+            cause=show.leak,
+            influence=show,
+        )
+    case.witness()
+
+
+@holds(
+    "causality.first-token",
+    statement="The first output is a function of the first input alone.",
+    formula="f(x)_0 = f(x_0)_0",
+    source="Causality at t = 0: attention over one key is the identity on its value.",
+    kinds=PER_POSITION,
+    level="extended",
+    unless=(_CAUSAL, excludes_fact("prefix")),
+    catches=("CM01", "CM02", "CM19"),
+)
+def the_first_output_sees_the_first_input_alone(case: Case) -> None:
+    """Softmax over a single key is 1, whatever its score; so the rest of the sequence cannot matter. A batch of
+    sequences that share the first input and nothing else gives one and the same first output.
+    """
+    stream, length, _ = _start(case, low=2, batch=1)
+    x = stream.draw(4, length)
+    x[1:, 0] = x[0, 0]
+    for path in case.paths(masks=("none", "ones")):
+        first = stream(x, path=path)[:, 0]
+        case.close(
+            first[1:],
+            first[:1].repeat(3, 1),
+            "sequences with the same first input give different first outputs",
+            cause=_Map(case, stream, x, None, path).leak,
+        )
+    alone = stream(x[:1, :1])
+    case.close(first[:1], alone[:, 0], "the first output differs from that of the first input alone")
+    case.differs(stream(stream.other(x[:1, :1])), alone, "the first output does not depend on the first input")
+    case.witness()
+
+
+@holds(
+    "causality.window",
+    statement="A sliding window of w reaches back exactly w - 1 steps in one layer.",
+    formula="d f(x)_t / d x_s != 0  <=>  t - w < s <= t",
+    source="Beltagy et al. 2020, section 3.1; the convention (w counts the token itself) is declared.",
+    kinds=("self_attention", "layer"),
+    level="extended",
+    unless=(_CAUSAL, needs_fact("window")),
+    sweeps_lengths=True,
+    catches=("CM16", "KV08"),
+)
+def the_window_has_the_declared_width(case: Case) -> None:
+    """Stated for one layer: N layers reach N (w - 1) steps back. Lengths pass the window by one and by more."""
+    window = int(case.subject.fact("window"))
+    stream, length, _ = _start(case, batch=1)
+    x = stream.draw(1, length)
+    allowed = causal_region(length, window)
+    for path in case.paths(masks=("none", "ones"), modes=("grad",)):
+        influence = stream.influence(x, path=path)
+        influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
+        _no_leak(case, influence, allowed)
+        _no_gap(case, influence, allowed)
+    if length > window or length < window:
+        case.witness()
+
+
+@holds(
+    "causality.declared-bidirectional-is",
+    statement="A subject that declares itself not causal does see later inputs.",
+    formula="d f(x)_t / d x_s != 0 for some s > t",
+    source="The inverse of the causal properties: a declared fact is verified, not believed.",
+    kinds=PER_POSITION,
+    unless=needs_fact("causal", False),
+    catches=("CM17",),
+)
+def a_bidirectional_subject_sees_the_future(case: Case) -> None:
+    """Every output of an encoder reaches every input (a declared window limits it)."""
+    stream, length, batch = _start(case, low=2)
+    x = stream.draw(batch, length)
+    changed = x.clone()
+    changed[:, -1] = stream.other(x)[:, -1]
+    for path in case.paths(masks=("none", "ones")):
+        case.differs(
+            stream(changed, path=path)[:, -2],
+            stream(x, path=path)[:, -2],
+            "no earlier output changed when the last input was replaced: the subject behaves causally",
+        )
+    case.witness()
