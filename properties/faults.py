@@ -112,7 +112,12 @@ FAULTS: Mapping[str, Fault] = {
         Fault(
             "the padding mask is ignored",
             ("padding.content-irrelevant",),
-            lambda s: s.kind in SEQUENCES and s.takes_mask("padding"),
+            # right padding lies in the future of a causal model, which does not look there anyway
+            lambda s: (
+                s.kind in SEQUENCES
+                and s.takes_mask("padding")
+                and (not s.fact("causal") or s.fact("padding_side") in ("left", "both") or s.kind == "encoder_decoder")
+            ),
             _mask_ignored,
         ),
         Fault(

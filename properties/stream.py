@@ -10,28 +10,47 @@ from veriformer.properties.case import Case
 from veriformer.properties.embedding_leaf import at_embedding
 from veriformer.properties.paths import DEFAULT, Path, walking
 from veriformer.properties.pool import Built
+from veriformer.properties.subject import Subject
 from veriformer.properties.violations import SubjectError
 
 PER_POSITION = ("self_attention", "layer", "encoder", "decoder", "encoder_decoder")
 """Kinds with one output a position of their sequence (for encoder_decoder: of the target)."""
 
-SEQUENCES = (*PER_POSITION, "classifier")
-"""Kinds that map one sequence, perhaps pooled."""
+SEQUENCES = (*PER_POSITION, "classifier", "cross_attention")
+"""Kinds that map a sequence, perhaps pooled; for cross_attention the memory is one whose order is lost."""
+
+
+def sides(subject: Subject, *, masked: bool = False) -> tuple[str, ...]:
+    """Return the sequences of a subject that a `Stream` can vary: "target", "source", or both.
+
+    Args:
+        subject: of a kind in `SEQUENCES`.
+        masked: only those that take a padding mask.
+    """
+    arguments = {"target": "target_mask", "source": "source_mask"}
+    if subject.kind == "cross_attention":
+        return ("source",) if masked else ("target", "source")
+    if subject.kind != "encoder_decoder":
+        return ("target",)
+    return tuple(side for side, argument in arguments.items() if not masked or subject.accepts(argument))
 
 
 class Stream:
-    """`stream(x, attention_mask)` for every kind in `SEQUENCES`; an encoder-decoder keeps one drawn source.
+    """`stream(x, attention_mask)` for every kind in `SEQUENCES`; the other of two sequences is drawn once and kept.
 
     Attributes:
         built: the model behind it.
+        side: which of two sequences is varied.
+        per_position: whether output t belongs to input t; else all outputs belong to the whole sequence.
     """
 
-    def __init__(self, case: Case, built: Built, *, batch: int = 1, source_length: int = 6) -> None:
+    def __init__(self, case: Case, built: Built, *, side: str = "target", other_length: int = 6) -> None:
         self.case = case
         self.built = built
-        self.source: Tensor | None = None
-        if case.subject.kind == "encoder_decoder":
-            self.source = self.draw(batch, source_length)
+        self.side = side
+        self.kind = case.subject.kind
+        self.per_position = side == "target" and self.kind != "classifier"
+        self.kept = self.draw(1, other_length) if self.kind in ("encoder_decoder", "cross_attention") else None
 
     def draw(self, batch: int, length: int) -> Tensor:
         """Return a sequence: tokens `[B, T]` or embeddings `[B, T, D]`."""
@@ -55,22 +74,26 @@ class Stream:
         """
         if attention_mask is None and path.mask != "none":
             attention_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        if self.source is None:
-            output = self.case.call(self.built, x, attention_mask=attention_mask, path=path)
-        else:
-            source = (
-                self.source[:1].expand(len(x), *self.source.shape[1:]) if len(self.source) != len(x) else self.source
-            )
-            output = self.case.call(self.built, source, x, target_mask=attention_mask, path=path)
-        per_position = self.case.subject.kind in PER_POSITION
-        leading = x.shape[:2] if per_position else x.shape[:1]
-        if output.shape[: len(leading)] != leading or output.ndim != len(leading) + 1:
-            wanted = "[B, T, *]" if per_position else "[B, *]"
+        output = self._forward(x, attention_mask, path)
+        leading = x.shape[:2] if self.per_position else x.shape[:1]
+        axes = 2 if self.kind == "classifier" else 3
+        if output.shape[: len(leading)] != leading or output.ndim != axes:
+            wanted = "[B, *]" if axes == 2 else "[B, T, *]"
             raise SubjectError(
                 f"forward returned shape {list(output.shape)} for an input of B={x.shape[0]}, T={x.shape[1]}; "
-                f"a {self.case.subject.kind} returns {wanted}"
+                f"a {self.kind} returns {wanted}"
             )
         return output
+
+    def _forward(self, x: Tensor, mask: Tensor | None, path: Path) -> Tensor:
+        if self.kept is None:
+            return self.case.call(self.built, x, attention_mask=mask, path=path)
+        other = self.kept.expand(len(x), *self.kept.shape[1:])
+        target, source = (x, other) if self.side == "target" else (other, x)
+        if self.kind == "cross_attention":
+            memory_mask = mask if self.side == "source" else None
+            return self.case.call(self.built, target, source, memory_mask=memory_mask, path=path)
+        return self.case.call(self.built, source, target, **{f"{self.side}_mask": mask}, path=path)
 
     def influence(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor | None:
         """Return how each position of `x[0]` reaches each output position, by gradients.
@@ -113,7 +136,7 @@ class Stream:
         if x.is_floating_point():
             leaf = x.detach().clone().requires_grad_()
             return leaf, self(leaf, mask, path=path)
-        if self.case.subject.embed is not None and self.source is None:
+        if self.case.subject.embed is not None and self.kept is None:
             width = self.built.config.d_model
             leaf = self.case.normal(*x.shape, width, dtype=self.built.dtype).requires_grad_()
             given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}

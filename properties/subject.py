@@ -91,6 +91,8 @@ KINDS: Mapping[str, Kind] = {
 """Every kind of subject. Masks are boolean, True = may attend: `[B, T]` for padding, `[T, S]` or `[B, T, S]`
 pairwise where the subject declares that it takes them."""
 
+_MASK_ARGUMENTS = {"encoder_decoder": ("source_mask", "target_mask"), "cross_attention": ("memory_mask",)}
+
 INPUTS = ("tokens", "embeddings")
 
 
@@ -207,8 +209,6 @@ class Subject:
         """Whether it takes masks of a form: "padding", "pairwise" or "additive"."""
         if self.mask_forms is not None:
             return form in self.mask_forms
-        argument = "source_mask" if self.kind == "encoder_decoder" else "attention_mask"
-        if self.kind == "cross_attention":
-            argument = "memory_mask"
+        arguments = _MASK_ARGUMENTS.get(self.kind, ("attention_mask",))
         usual = ("pairwise",) if self.kind == "attention" else ("padding",)
-        return form in usual and self.accepts(argument)
+        return form in usual and any(self.accepts(argument) for argument in arguments)

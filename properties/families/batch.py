@@ -1,0 +1,102 @@
+"""Batch: the samples of a batch know nothing of one another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of, worst_difference
+from veriformer.properties.premises import excludes_fact
+from veriformer.properties.property import holds
+from veriformer.properties.stream import SEQUENCES, Stream, sides
+
+_COUPLED = excludes_fact("batch_coupled")
+
+
+@holds(
+    "batch.independence",
+    statement="A sample gives the same outputs alone as in a batch.",
+    formula="f([x, y])_0 = f([x])_0",
+    source="A model is a function of one sequence; batching is an implementation detail.",
+    kinds=SEQUENCES,
+    unless=_COUPLED,
+    sweeps_lengths=True,
+    catches=("HD04", "HD10", "HD11", "PE07"),
+)
+def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
+    """No operation of a Transformer reduces over the batch. Bits may differ (other kernels for other shapes), so the
+    comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled.
+    """
+    length, batch = case.length("T"), case.integer("B", 2, 4)
+    stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
+    x = stream.draw(batch, length)
+    for path in case.paths(masks=("none", "ones")):
+        together = stream(x, path=path)
+        row = case.integer("row", 0, batch - 1) if path.mode == "grad" and path.mask == "none" else 0
+        alone = stream(x[row : row + 1], path=path)
+        case.close(
+            together[row : row + 1],
+            alone,
+            f"sample {row} of a batch of {batch} gives other outputs than the same sample alone",
+            cause=lambda together=together, x=x: _cause(stream, x, together),  # type: ignore[misc]
+        )
+    if not torch.equal(x[0], x[1]):
+        case.witness()
+
+
+def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
+    """Tell whether attention runs over the batch: transposing batch and time of the input transposes the output."""
+    other = x.clone()
+    other[-1] = stream.other(x)[-1]
+    changed = (stream(other) - together).abs().flatten(1).amax(dim=1)
+    reached = int((changed[:-1] > size_of(together) * stream.case.tolerance(stream.built)).sum())
+    if not reached:
+        return None
+    if together.ndim == 3 and len(x) > 1:
+        spread = (stream(other) - together).abs().amax(dim=-1)[:-1]
+        same_time = x.clone()
+        same_time[-1, 0] = other[-1, 0]
+        moved = (stream(same_time) - together).abs().amax(dim=-1)[:-1]
+        limit = size_of(together) * stream.case.tolerance(stream.built)
+        if bool((spread > limit).all()) and x.shape[1] > 1 and not bool((moved[:, 1:] > limit).any()):
+            return (
+                "position t of one sample reaches position t of the others and no other: attention runs over the batch"
+            )
+    return (
+        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch"
+    )
+
+
+@holds(
+    "batch.permutation",
+    statement="Permuting the samples permutes the outputs.",
+    formula="f(x[p]) = f(x)[p]",
+    source="Consequence of independence, checked on whole batches with their masks.",
+    kinds=SEQUENCES,
+    unless=_COUPLED,
+    catches=("HD04", "HD10"),
+)
+def permuting_samples_permutes_outputs(case: Case) -> None:
+    """Masks permute along, so that a mask kept in another order than its samples shows."""
+    length, batch = case.length("T", low=2), case.integer("B", 2, 4)
+    stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
+    x = stream.draw(batch, length)
+    order = case.permutation("order", batch)
+    if order == sorted(order):
+        order = order[1:] + order[:1]
+    mask = None
+    if (
+        stream.side in sides(case.subject, masked=True)
+        and case.subject.takes_mask("padding")
+        and case.subject.fact("padding_side", "right") != "left"
+    ):
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        for row in range(batch):
+            mask[row, 1 + (row * 2 + 1) % length :] = False
+    permuted = stream(x[order], None if mask is None else mask[order])
+    straight = stream(x, mask)
+    real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
+    keep = real[order] if stream.per_position else slice(None)
+    case.close(permuted[keep], straight[order][keep], "permuting the samples of a batch does not permute its outputs")
+    if worst_difference(straight[0], straight[1]).error > 0:
+        case.witness()

@@ -1,0 +1,316 @@
+"""Padding: what stands under the padding mask, and how much of it, changes nothing at real positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of, worst_difference
+from veriformer.properties.paths import Path
+from veriformer.properties.premises import needs_mask
+from veriformer.properties.property import holds
+from veriformer.properties.stream import SEQUENCES, Stream, sides
+from veriformer.properties.subject import Subject
+
+_PADDING = needs_mask("padding")
+_GRAD_MODES = ("grad", "no_grad", "inference")
+_SOURCE = "Vaswani et al. 2017, section 3.2.3: a masked position gets weight 0."
+
+
+def _padded_on(side: str) -> object:
+    def reason(subject: Subject) -> str | None:
+        supported = subject.fact("padding_side", "right")
+        if supported in (side, "both"):
+            return None
+        return f"the subject supports padding on the {supported}; declare padding_side='both' if it supports {side} too"
+
+    return reason
+
+
+class _Padded:
+    """Sequences of different lengths in one batch, padded on one side."""
+
+    def __init__(self, case: Case, side: str, *, low: int = 1) -> None:
+        longest = case.length("T", low=2)
+        self.real = [longest, case.integer("real", low, longest - 1)]
+        self.stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject, masked=True)))
+        self.x = self.stream.draw(2, longest)
+        self.mask = torch.zeros(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
+        for row, count in enumerate(self.real):
+            self.mask[row, slice(0, count) if side == "right" else slice(longest - count, None)] = True
+
+    def real_outputs(self, output: Tensor) -> Tensor:
+        """Return the outputs that count, `[N, *]`: those at real positions, or all pooled ones."""
+        return output[self.mask] if self.stream.per_position else output
+
+    def alone(self, row: int, path: Path) -> Tensor:
+        """Return the outputs of one sample without its padding."""
+        x = self.x[row : row + 1, self.mask[row]]
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return self.stream(x, mask, path=path)[0]
+
+
+def _cause(padded: _Padded, path: Path, after: Tensor, before: Tensor) -> str | None:
+    """Tell whether the mask is ignored altogether, inverted, or leaks on this path alone."""
+    stream, x, mask = padded.stream, padded.x, padded.mask
+    size, tolerance = size_of(before), stream.case.tolerance(stream.built)
+    with torch.no_grad():
+        unmasked = stream(x, torch.ones_like(mask), path=path)
+        if worst_difference(stream(x, mask, path=path), unmasked, size).error <= tolerance:
+            return "the output with the mask equals the output without it: the padding mask is not applied on this path"
+        changed_real = x.clone()
+        other = stream.other(x)
+        changed_real[mask] = other[mask]
+        moved = stream(changed_real, mask, path=path)
+        if worst_difference(padded.real_outputs(moved), padded.real_outputs(before), size).error <= tolerance:
+            return "the real positions do not matter and the padded ones do: the mask is inverted"
+        if path != Path(mask="padded"):
+            plain = Path(mask="padded")
+            swapped = torch.where(_broad(mask, x), x, other)
+            difference = worst_difference(
+                padded.real_outputs(stream(swapped, mask, path=plain)),
+                padded.real_outputs(stream(x, mask, path=plain)),
+                size,
+            )
+            if difference.error <= tolerance:
+                return f"the plain path is clean, padding leaks on this one alone ({path})"
+    small = worst_difference(after, before, size).error < 1e-2
+    return "the weight of a padded key is small but not 0: the mask's constant is too weak" if small else None
+
+
+def _broad(mask: Tensor, x: Tensor) -> Tensor:
+    return mask[..., None] if x.ndim == 3 else mask
+
+
+@holds(
+    "padding.content-irrelevant",
+    statement="What stands at padded positions does not change the outputs at real positions.",
+    formula="x'_s = x_s where mask_s  =>  f(x', mask)_t = f(x, mask)_t where mask_t",
+    source=_SOURCE,
+    kinds=SEQUENCES,
+    unless=_PADDING,
+    sweeps_lengths=True,
+    catches=("CM10", "CM13", "CM14", "PM07", "PM13", "PM14", "PM16", "PM17", "XA04"),
+)
+def padding_content_does_not_matter(case: Case) -> None:
+    """A padded key has weight exactly 0 in every row. Padded embeddings are replaced by ones up to 10^4 times larger,
+    since a mask constant that is merely small lets loud keys through. Outputs at padded positions are free.
+    """
+    padded = _Padded(case, case.choice("side", _sides(case.subject)))
+    stream, x, mask = padded.stream, padded.x, padded.mask
+    other = stream.other(x)
+    if x.is_floating_point():
+        other = other * case.choice("loud", (1.0, 100.0, 10_000.0))
+    changed = torch.where(_broad(mask, x), x, other)
+    paths = [*case.paths(masks=("padded",), modes=_GRAD_MODES)]
+    if case.bench.is_deterministic_in_training(stream.built):
+        paths.append(Path(mask="padded", training=True))
+    for path in paths:
+        case.path = str(path)
+        after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
+        kept, was = padded.real_outputs(after), padded.real_outputs(before)
+        case.close(
+            kept,
+            was,
+            "an output at a real position changed when padded positions were given other content",
+            cause=lambda path=path, kept=kept, was=was: _cause(padded, path, kept, was),  # type: ignore[misc]
+        )
+    case.path = ""
+    case.witness()
+
+
+def _sides(subject: Subject) -> tuple[str, ...]:
+    side = subject.fact("padding_side", "right")
+    return ("right", "left") if side == "both" else (side,)
+
+
+def _amount(case: Case, side: str) -> None:
+    padded = _Padded(case, side)
+    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
+        case.path = str(path)
+        batch = padded.stream(padded.x, padded.mask, path=path)
+        pooled = not padded.stream.per_position
+        for row in range(2):
+            got = batch[row] if pooled else batch[row, padded.mask[row]]
+            case.close(
+                got,
+                padded.alone(row, path),
+                f"a sequence of {padded.real[row]} gives other outputs when padded on the {side} to {padded.real[0]}",
+            )
+    case.path = ""
+    case.witness()
+
+
+@holds(
+    "padding.amount-irrelevant",
+    statement="More padding on the right changes nothing at real positions.",
+    formula="f([x, pad], [1, 0]) = f(x) at real positions",
+    source=_SOURCE,
+    kinds=SEQUENCES,
+    unless=(_PADDING, _padded_on("right")),  # type: ignore[arg-type]
+    sweeps_lengths=True,
+    catches=("PM10", "PM13", "PM14", "PM16"),
+)
+def right_padding_changes_nothing(case: Case) -> None:
+    """The sample alone, without padding, and in a batch that is padded to a longer one, gives the same outputs."""
+    _amount(case, "right")
+
+
+@holds(
+    "padding.left",
+    statement="More padding on the left changes nothing at real positions.",
+    formula="f([pad, x], [0, 1]) = f(x) at real positions",
+    source="Batched generation pads on the left; absolute positions then count real tokens alone.",
+    kinds=SEQUENCES,
+    level="extended",
+    unless=(_PADDING, _padded_on("left")),  # type: ignore[arg-type]
+    sweeps_lengths=True,
+    catches=("PM08", "PM04"),
+)
+def left_padding_changes_nothing(case: Case) -> None:
+    """Applies where padding_side is declared as left or both: absolute positions must then follow the mask.
+
+    Relative positions are immune to a shift of all positions.
+    """
+    _amount(case, "left")
+
+
+@holds(
+    "padding.all-ones-mask",
+    statement="A mask that hides nothing equals no mask.",
+    formula="f(x, 1) = f(x)",
+    source="Definition of a mask; a fast path or another kernel is often behind one of the two.",
+    kinds=SEQUENCES,
+    unless=_PADDING,
+    sweeps_lengths=True,
+    catches=("PM14", "PM17", "CM11"),
+)
+def a_mask_of_ones_is_no_mask(case: Case) -> None:
+    """Walks grad, no_grad and inference mode and every backend."""
+    stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject, masked=True)))
+    x = stream.draw(case.integer("B", 1, 3), case.length("T"))
+    for path in case.paths(masks=("ones",)):
+        case.close(
+            stream(x, path=path),
+            stream(x, path=Path(mode=path.mode, backend=path.backend)),
+            "a mask of all True changes the output",
+        )
+    case.witness()
+
+
+@holds(
+    "padding.mask-matters",
+    statement="Masking a real position changes the outputs, and an unmasked one matters.",
+    formula="f(x, mask) != f(x, mask') where the masks differ",
+    source="The other side of padding.content-irrelevant: a mask that is too strict, or not read at all.",
+    kinds=SEQUENCES,
+    unless=_PADDING,
+    catches=("PM11", "PM14", "CM17"),
+)
+def masking_a_position_matters(case: Case) -> None:
+    """Hiding a position must show in the outputs of others that see it, and replacing all other visible inputs must show
+    in the output of the one that is left. Six samples, so that one of them does not happen to look away.
+    """
+    length = case.length("T", low=3)
+    stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject, masked=True)))
+    x = stream.draw(6, length)
+    side = _sides(case.subject)[0]
+    everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    hidden = everything.clone()
+    hidden[:, 0 if side == "left" else length - 1] = False
+    watched = length - 1 if side == "left" else length - 2  # the last visible position sees all others in any model
+    changed = torch.where(_broad(torch.arange(length, device=x.device) == watched, x[0]), x, stream.other(x))
+    others = slice(1, None) if side == "left" else slice(None, -1)
+    hides_the_past = side == "left" or not case.subject.fact("causal") or not stream.per_position
+    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
+        case.path = str(path)
+        partly = stream(x, hidden, path=path)
+        if hides_the_past:
+            whole = stream(x, everything, path=path)
+            case.differs(
+                partly[:, others] if stream.per_position else partly,
+                whole[:, others] if stream.per_position else whole,
+                "hiding a real position under the mask changes no output elsewhere: the mask is not read",
+            )
+        moved = stream(changed, hidden, path=path)
+        case.differs(
+            moved[:, watched] if stream.per_position else moved,
+            partly[:, watched] if stream.per_position else partly,
+            "replacing inputs that the mask leaves visible changes nothing: the mask hides too much",
+        )
+    case.path = ""
+    case.witness()
+
+
+@holds(
+    "padding.fully-padded-row",
+    statement="A sample without one real position leaves the others as they are, finite, with finite gradients.",
+    formula="f([x, y], [mask, 0])_0 = f(x, mask); |d f / d parameters| < inf",
+    source="PyTorch issue 41508 and many after it: softmax over an empty set is 0/0.",
+    kinds=SEQUENCES,
+    unless=_PADDING,
+    catches=("PM01", "PM02"),
+)
+def an_empty_sample_harms_no_other(case: Case) -> None:
+    """Nothing connects the samples of a batch. What the empty sample itself gives (zeros, a mean, NaN) is a convention,
+    judged only where `empty_row` declares zeros; but the NaN must not reach a parameter through samples that count.
+    """
+    length = case.length("T", low=2)
+    stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject, masked=True)))
+    x = stream.draw(2, length)
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    ordinary = mask.clone()
+    mask[1] = False
+    if case.subject.fact("empty_row") == "error":
+        case.reject("an empty row is declared to raise")
+    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
+        case.path = str(path)
+        output = stream(x, mask, path=path)
+        case.finite(output[0], "a sample became NaN because another sample of the batch is all padding")
+        case.close(
+            output[0],
+            stream(x, ordinary, path=path)[0],
+            "a sample changed because another sample of the batch is all padding",
+        )
+    case.path = str(Path(mask="padded"))
+    if case.subject.fact("empty_row") in ("zeros", "mean"):
+        case.finite(stream(x, mask), "the sample that is all padding gives NaN, though empty_row declares otherwise")
+    if x.is_floating_point():
+        leaf = x.detach().clone().requires_grad_()
+        gradient = torch.autograd.grad(stream(leaf, mask)[0].sum(), leaf)[0]
+        case.finite(gradient[0], "a sample's gradient became NaN because another sample of the batch is all padding")
+    case.path = ""
+    case.witness()
+
+
+@holds(
+    "padding.pooling",
+    statement="A pooled output ignores padding.",
+    formula="pool(f([x, pad], [1, 0])) = pool(f(x))",
+    source="Mean pooling divides by the number of real tokens; max and class token never read padding.",
+    kinds=("classifier",),
+    unless=_PADDING,
+    sweeps_lengths=True,
+    catches=("PM10", "PM11"),
+)
+def pooling_ignores_padding(case: Case) -> None:
+    """Judged on sequences of one repeated token too: there a mean over real and padded positions differs from the mean
+    over real ones even where attention masks correctly.
+    """
+    padded = _Padded(case, case.choice("side", _sides(case.subject)))
+    if case.flag("constant"):
+        padded.x = padded.x[:, :1].repeat(1, padded.x.shape[1], *(1,) * (padded.x.ndim - 2))
+        padded.x = torch.where(_broad(padded.mask, padded.x), padded.x, padded.stream.other(padded.x))
+    pooled = padded.stream(padded.x, padded.mask)
+    alone = padded.alone(1, Path())
+    real, longest = padded.real[1], padded.real[0]
+
+    def cause() -> str | None:
+        share = pooled[1] * longest / real
+        limit = case.tolerance(padded.stream.built)
+        if worst_difference(share, alone, size_of(alone)).error <= limit:
+            return f"the output is {real}/{longest} of the right one: the mean divides by the padded length"
+        return None
+
+    case.close(pooled[1], alone, "the pooled output changes with the amount of padding", cause=cause)
+    case.witness()
