@@ -74,8 +74,12 @@ FACTS: Mapping[str, Fact] = {
             "scores are c * tanh(scores / c)",
         ),
         _flag("query_key_norm", "queries and keys are normalised before the scores"),
+        _flag("grouped_queries", "takes fewer key-value heads than query heads"),
         _flag("sink", "softmax has an extra sink: rows of weights sum to at most 1"),
         _one_of("empty_row", ("zeros", "mean", "nan", "error"), "output of a query that may attend to no key"),
+        _one_of(
+            "causal_alignment", ("bottom-right", "top-left"), "causal mask where queries and keys differ in number"
+        ),
         _one_of("norm", ("layer", "rms", "none", "other"), "kind of normalization"),
         _one_of("norm_placement", ("pre", "post", "other"), "where the normalization stands"),
         _flag("final_norm", "a normalization follows the last layer"),

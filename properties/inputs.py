@@ -43,7 +43,8 @@ _B, _T, _S = 2, 5, 7  # two samples, and lengths that differ from one another an
 
 
 def _softmax(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    return Inputs([_normal((_B, 3, _T), generator, dtype)], (-1,), (_B, 3, _T))
+    extras = (-1,) if subject.accepts("dim") else ()
+    return Inputs([_normal((_B, 3, _T), generator, dtype)], extras, (_B, 3, _T))
 
 
 def _attention(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:

@@ -60,7 +60,8 @@ def script(prop: Property, subject: Subject, found: Counterexample, transcript: 
         f'"""{prop.statement} Not so here: {found.headline}.\n\n'
         f"Property {prop.id}: {prop.formula}\nSource: {prop.source}\n"
         f'Expected {found.expected or "see above"}; got {found.got or "see above"}.\n"""',
-        "import importlib, importlib.util, sys, types\nfrom collections.abc import Callable\nfrom pathlib import Path\n\n"
+        "import importlib, importlib.util, sys, types\n"
+        "from collections.abc import Callable\nfrom pathlib import Path\n\n"
         "import torch\nfrom torch import Tensor, nn",
         _where_from(subject, used),
     ]

@@ -10,7 +10,6 @@ from typing import Any
 
 _HOMES = {
     "Config": "config",
-    "attention": "attention",
     "softmax": "attention",
     "MultiHeadAttention": "attention",
     "KVCache": "cache",

@@ -154,7 +154,7 @@ def _no_leak(case: Case, influence: Tensor, allowed: Tensor) -> None:
 
 
 def _without_chance(stream: Stream, influence: Tensor, allowed: Tensor, path: Path) -> Tensor:
-    """Return the influence, largest over four more inputs if a place is empty: a weight may underflow on one of them."""
+    """Return the influence, largest over four more inputs if a place is empty: one weight may underflow."""
     if not bool(((influence == 0) & allowed).any()):
         return influence
     for _ in range(4):

@@ -208,8 +208,8 @@ def a_mask_of_ones_is_no_mask(case: Case) -> None:
     catches=("PM11", "PM14", "CM17"),
 )
 def masking_a_position_matters(case: Case) -> None:
-    """Hiding a position must show in the outputs of others that see it, and replacing all other visible inputs must show
-    in the output of the one that is left. Six samples, so that one of them does not happen to look away.
+    """Hiding a position must show in the outputs of others that see it, and replacing all other visible inputs must
+    show in the output of the one that is left. Six samples, so that one of them does not happen to look away.
     """
     length = case.length("T", low=3)
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject, masked=True)))
@@ -219,7 +219,8 @@ def masking_a_position_matters(case: Case) -> None:
     hidden = everything.clone()
     hidden[:, 0 if side == "left" else length - 1] = False
     watched = length - 1 if side == "left" else length - 2  # the last visible position sees all others in any model
-    changed = torch.where(_broad(torch.arange(length, device=x.device) == watched, x[0]), x, stream.other(x))
+    kept = (torch.arange(length, device=x.device) == watched).expand(x.shape[:2])
+    changed = torch.where(_broad(kept, x), x, stream.other(x))
     others = slice(1, None) if side == "left" else slice(None, -1)
     hides_the_past = side == "left" or not case.subject.fact("causal") or not stream.per_position
     for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):

@@ -225,7 +225,7 @@ def softmax_commutes_with_conjugation(case: Case) -> None:
     catches=("HD01",),
 )
 def parameter_gradients_forget_order(case: Case) -> None:
-    """L is the sum over positions of a random cubic form, so that the loss does not depend on the order of positions."""
+    """L is a sum over positions of the cube of a random projection: it does not depend on their order."""
     length = case.length("T", low=2)
     built = case.built()
     if not isinstance(built.module, nn.Module) or not any(p.requires_grad for p in built.module.parameters()):

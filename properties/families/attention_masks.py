@@ -1,0 +1,330 @@
+"""Attention under masks: a masked key is as good as removed, an empty row harms nobody, all kernels agree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.attending import Attending
+from veriformer.properties.attention_causes import attention_cause
+from veriformer.properties.case import Case
+from veriformer.properties.influence import causal_region
+from veriformer.properties.paths import Path
+from veriformer.properties.premises import excludes_fact, needs_mask, needs_part
+from veriformer.properties.property import holds
+from veriformer.properties.stream import Stream
+from veriformer.properties.subject import Subject
+from veriformer.properties.violations import SubjectError
+
+_PAPER = "Vaswani et al. 2017, section 3.2.3."
+_PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"))
+
+
+def _takes_some_mask(subject: Subject) -> str | None:
+    return needs_mask("pairwise" if subject.kind == "attention" else "padding")(subject)
+
+
+@holds(
+    "attention.masked-equals-removed",
+    statement="Masking keys equals deleting them, and nothing flows back through them.",
+    formula="A(q, k, v, mask) = A(q, k_visible, v_visible); dA/dk_masked = dA/dv_masked = 0",
+    source=_PAPER,
+    kinds=("attention", "self_attention", "cross_attention"),
+    unless=_takes_some_mask,
+    catches=("CM10", "CM11", "CM13", "CM14", "PM07", "PM13", "PM14", "PM17"),
+)
+def masked_keys_are_gone(case: Case) -> None:
+    """exp(-inf) = 0, in the sum and in its derivative. Masked keys and values are loud (100 times) half of the time,
+    since a constant that is merely small lets them through; boolean and additive masks agree.
+    """
+    if case.subject.kind != "attention":
+        _module_masked_keys_are_gone(case)
+        return
+    drawn = Attending(case)
+    keys = drawn.key.shape[2]
+    visible = torch.rand(keys, generator=case.generator) < 0.6
+    visible[case.integer("kept", 0, keys - 1)] = True
+    if bool(visible.all()):
+        visible[(case.choices["kept"] + 1) % keys] = False
+    loud = case.choice("loud", (1.0, 100.0))
+    hidden = ~visible.to(drawn.key.device)
+    key = torch.where(hidden[:, None], drawn.key * loud, drawn.key)
+    value = torch.where(hidden[:, None], drawn.value * loud, drawn.value)
+    kept_key, kept_value = key[:, :, ~hidden], value[:, :, ~hidden]
+    expected = (
+        drawn.oracle(key=kept_key, value=kept_value) if _is_plain(case.subject) else drawn(None, kept_key, kept_value)
+    )
+    bound = drawn.bound(key=kept_key, value=kept_value)
+    for name, mask in _forms(case, drawn, ~hidden):
+        for path in case.paths(masks=("none",)):
+            got = drawn(key=key, value=value, mask=mask, path=path)
+            case.close(
+                got,
+                expected,
+                f"masking keys ({name} mask) is not the same as deleting them",
+                bound=bound,
+                cause=lambda got=got: attention_cause(  # type: ignore[misc]
+                    got, drawn.query, key, value, drawn.scale, (~hidden).expand(1, 1, drawn.query.shape[2], keys)
+                ),
+            )
+        _no_gradient_through(case, drawn, key, value, mask, hidden, name)
+    case.witness()
+
+
+def _is_plain(subject: Subject) -> bool:
+    return all(reason(subject) is None for reason in _PLAIN)
+
+
+def _forms(case: Case, drawn: Attending, visible: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the same mask in every form that the subject takes, `[1, 1, T, S]`."""
+    queries = drawn.query.shape[2]
+    allow = visible.expand(1, 1, queries, len(visible)).contiguous()
+    forms = [("boolean", allow)]
+    if case.subject.takes_mask("additive"):
+        zeros = torch.zeros(allow.shape, dtype=drawn.query.dtype, device=allow.device)
+        forms.append(("additive -inf", zeros.masked_fill(~allow, -torch.inf)))
+        forms.append(("additive finfo.min", zeros.masked_fill(~allow, torch.finfo(drawn.query.dtype).min)))
+    return forms
+
+
+def _no_gradient_through(
+    case: Case, drawn: Attending, key: Tensor, value: Tensor, mask: Tensor, hidden: Tensor, name: str
+) -> None:
+    leaves = [x.detach().clone().requires_grad_() for x in (key, value)]
+    output = drawn(key=leaves[0], value=leaves[1], mask=mask)
+    if not output.requires_grad:
+        return
+    for part, gradient in zip(("key", "value"), torch.autograd.grad(output.square().sum(), leaves), strict=True):
+        through = gradient[:, :, hidden]
+        case.exact(through, torch.zeros_like(through), f"the gradient of a masked {part} is not 0 ({name} mask)")
+
+
+def _module_masked_keys_are_gone(case: Case) -> None:
+    """For modules: keys under the padding mask may as well not be there."""
+    stream = Stream(case, case.built(), side="source" if case.subject.kind == "cross_attention" else "target")
+    length = case.length("T", low=2)
+    real = case.integer("real", 1, length - 1)
+    x = stream.draw(2, length)
+    x[:, real:] *= case.choice("loud", (1.0, 100.0))
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    mask[:, real:] = False
+    for path in (Path(mask="padded", mode=mode) for mode in ("grad", "no_grad", "inference")):
+        case.path = str(path)
+        got, short = stream(x, mask, path=path), stream(x[:, :real], path=Path(mode=path.mode))
+        case.close(
+            got[:, :real] if stream.per_position else got, short, "masking keys is not the same as deleting them"
+        )
+    case.path = ""
+    leaf = x.detach().clone().requires_grad_()
+    output = stream(leaf, mask)
+    seen = output[:, :real] if stream.per_position else output
+    (gradient,) = torch.autograd.grad(seen.square().sum(), leaf)
+    case.exact(gradient[:, real:], torch.zeros_like(gradient[:, real:]), "the gradient of a masked key is not 0")
+    case.witness()
+
+
+@holds(
+    "attention.mask-semantics",
+    statement="Each query attends to the keys that its row of the mask allows; masks combine.",
+    formula="o_t = sum_{s: m_ts} softmax_s(...) v_s; causal and explicit mask: both must allow",
+    source=_PAPER,
+    kinds=("attention",),
+    unless=(*_PLAIN, needs_mask("pairwise")),
+    catches=("CM02", "CM07", "CM10", "CM13", "CM14", "CM17", "CM20"),
+)
+def rows_follow_their_mask(case: Case) -> None:
+    """Against the float64 definition under a random pairwise mask, in every form that the subject takes, and together
+    with causal=True where it takes that too.
+    """
+    drawn = Attending(case)
+    allow = drawn.drawn_mask()
+    zeros = torch.zeros(allow.shape, dtype=drawn.query.dtype, device=allow.device)
+    forms = [("boolean", allow)]
+    if case.subject.takes_mask("additive"):
+        forms.append(("additive", zeros.masked_fill(~allow, -torch.inf)))
+    expected = drawn.oracle(allow=allow)
+    for name, mask in forms:
+        for path in case.paths(masks=("none",)):
+            got = drawn(mask=mask, path=path)
+            case.close(
+                got,
+                expected,
+                f"the output under a {name} mask is not that of the keys it allows",
+                bound=drawn.bound(),
+                cause=lambda got=got: attention_cause(  # type: ignore[misc]
+                    got, drawn.query, drawn.key, drawn.value, drawn.scale, allow
+                ),
+            )
+    if case.subject.accepts("causal") and drawn.query.shape[2] == drawn.key.shape[2]:
+        both = allow & causal_region(drawn.key.shape[2]).to(allow.device)
+        try:
+            got = drawn(mask=allow, causal=True)
+        except SubjectError:
+            case.witness()  # to refuse both together is a clear answer
+            return
+        rows = both.expand(*drawn.query.shape[:3], -1).any(dim=-1)
+        case.close(
+            got[rows],
+            drawn.oracle(allow=both)[rows],
+            "a mask together with causal=True is not both of them",
+            bound=drawn.bound().expand(got.shape)[rows],
+        )
+    case.witness()
+
+
+@holds(
+    "attention.empty-row",
+    statement="A query that may attend to no key gives finite outputs and gradients, and harms no other.",
+    formula="mask_t = 0  =>  |o_t|, |dq|, |dk|, |dv| < inf",
+    source="PyTorch issue 41508: softmax over an empty set is 0/0.",
+    kinds=("attention", "self_attention", "cross_attention"),
+    unless=_takes_some_mask,
+    catches=("PM01", "PM02", "PM05"),
+)
+def an_empty_row_harms_nobody(case: Case) -> None:
+    """What the row itself gives is a convention (zeros, the mean of all values); NaN is none: it spreads to every
+    parameter at the first backward pass. Declared `empty_row` is verified.
+    """
+    if case.subject.fact("empty_row") == "error":
+        _raises_on_empty_rows(case)
+        return
+    leaves, call, empty = _with_an_empty_row(case)
+    for path in case.paths(masks=("none",)):
+        output = call(path)
+        others = output[~empty]
+        case.finite(others, "another row became NaN because one row may attend to no key")
+        if case.subject.fact("empty_row") == "nan":
+            continue
+        case.finite(output, "a query that may attend to no key gives NaN")
+        if case.subject.fact("empty_row") == "zeros" and case.subject.kind == "attention":  # modules add a bias
+            case.exact(
+                output[empty], torch.zeros_like(output[empty]), "an empty row is declared to give zeros and does not"
+            )
+    case.path = str(Path(mask="padded"))
+    output = call(Path())
+    if output.requires_grad:
+        gradients = torch.autograd.grad(output[~empty].square().sum(), leaves, allow_unused=True)
+        for gradient in gradients:
+            if gradient is not None:
+                case.finite(gradient, "a gradient became NaN because one row may attend to no key")
+    case.path = ""
+    case.witness()
+
+
+def _with_an_empty_row(case: Case) -> tuple[list[Tensor], object, Tensor]:
+    """Return leaves, a function of the path that calls the subject, and which output rows are empty."""
+    if case.subject.kind == "attention":
+        drawn = Attending(case)
+        allow = drawn.drawn_mask().expand(-1, -1, drawn.query.shape[2], -1).clone()
+        row = case.integer("row", 0, allow.shape[2] - 1)
+        allow[:, :, row] = False
+        leaves = [x.detach().clone().requires_grad_() for x in (drawn.query, drawn.key, drawn.value)]
+        empty = torch.zeros(drawn.query.shape[:3], dtype=torch.bool, device=allow.device)
+        empty[:, :, row] = True
+        return leaves, lambda path: drawn(*leaves, allow, path=path), empty
+    stream = Stream(case, case.built(), side="source" if case.subject.kind == "cross_attention" else "target")
+    x = stream.draw(3, case.length("T", low=2)).requires_grad_()
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    mask[1] = False
+    parameters = (
+        [p for p in stream.built.module.parameters() if p.requires_grad] if stream.built.module is not None else []
+    )
+    shape = x.shape[:2] if stream.per_position else (3, 6)
+    empty = torch.zeros(shape, dtype=torch.bool, device=x.device)
+    empty[1] = True
+    return [x, *parameters], lambda path: stream(x, mask, path=path), empty
+
+
+def _raises_on_empty_rows(case: Case) -> None:
+    _, call, _ = _with_an_empty_row(case)
+    try:
+        call(Path())  # type: ignore[operator]
+    except SubjectError:
+        case.witness()
+        return
+    case.require(False, "an empty row is declared to raise and does not", got="an output", expected="an error")
+
+
+@holds(
+    "attention.backend-agreement",
+    statement="Every selectable backend gives the same output.",
+    formula="A_backend(q, k, v, mask) = A(q, k, v, mask)",
+    source="Kernels are implementations of one function.",
+    kinds=("attention", "self_attention", "cross_attention", "layer", "encoder", "decoder"),
+    level="extended",
+    unless=needs_part("backends"),
+    catches=("CM04", "CM08", "CM16", "BK04", "XA05"),
+)
+def backends_agree(case: Case) -> None:
+    """On no mask, a boolean mask, a padding mask and the causal flag, as far as the subject takes them. A backend that
+    raises on a mask does not support it; that is a clear answer.
+    """
+    if case.subject.kind == "attention":
+        drawn = Attending(case)
+        allow = drawn.drawn_mask()
+        square = drawn.query.shape[2] == drawn.key.shape[2]
+        ways = [("no mask", lambda path: drawn(path=path))]
+        if case.subject.takes_mask("pairwise"):
+            ways.append(("a boolean mask", lambda path: drawn(mask=allow, path=path)))
+        if case.subject.accepts("causal") and square:
+            ways.append(("the causal flag", lambda path: drawn(causal=True, path=path)))
+        bound: Tensor | None = drawn.bound()
+    else:
+        stream = Stream(case, case.built())
+        x = stream.draw(2, case.length("T", low=2))
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        mask[1, 1:] = False
+        ways = [("no mask", lambda path: stream(x, path=path))]
+        if case.subject.takes_mask("padding") and case.subject.kind != "cross_attention":
+            ways.append(("a padding mask", lambda path: stream(x, mask, path=path)[mask]))
+        bound = None
+    compared = 0
+    for name, way in ways:
+        expected = way(Path())
+        for backend in case.subject.backends:
+            case.path = str(Path(backend=backend))
+            try:
+                got = way(Path(backend=backend))
+            except SubjectError:
+                continue
+            compared += 1
+            case.close(
+                got, expected, f"backend {backend!r} gives another output than the default with {name}", bound=bound
+            )
+    case.path = ""
+    if compared:
+        case.witness()
+
+
+@holds(
+    "causality.alignment",
+    statement="With fewer queries than keys the causal mask is aligned to the last key.",
+    formula="query t of T sees keys 0 .. t + S - T",
+    source="Cached decoding: the newest query has seen every key; the other alignment hides all but the first.",
+    kinds=("attention",),
+    level="extended",
+    unless=lambda s: None if s.accepts("causal") else "the subject takes no causal flag",
+    catches=("CM07", "CM08"),
+)
+def the_last_query_sees_all_keys(case: Case) -> None:
+    """Applies to attention with a causal flag. PyTorch's is_causal is documented to align to the top left, which is a
+    convention of that primitive; a subject that declares causal_alignment='top-left' is held to that.
+    """
+    drawn = Attending(case)
+    queries, keys = drawn.query.shape[2], drawn.key.shape[2]
+    if queries > keys:
+        case.reject("more queries than keys leave rows empty")
+    top_left = case.subject.fact("causal_alignment") == "top-left"
+    step = 0 if top_left else keys - queries
+    allow = torch.ones(queries, keys, dtype=torch.bool, device=drawn.key.device).tril(step)
+    for path in case.paths(masks=("none",)):
+        got = drawn(causal=True, path=path)
+        case.close(
+            got,
+            drawn.oracle(allow=allow),
+            f"with {queries} queries and {keys} keys the causal mask is not aligned as declared",
+            bound=drawn.bound(),
+            cause=lambda got=got: attention_cause(
+                got, drawn.query, drawn.key, drawn.value, drawn.scale, allow[None, None]
+            ),  # type: ignore[misc]
+        )
+    case.witness()

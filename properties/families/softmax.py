@@ -1,0 +1,362 @@
+"""Softmax: weights that are positive, sum to one, and survive extreme scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon, rounding_bound
+from veriformer.properties.inputs import ordinary
+from veriformer.properties.oracles import softmax_bound, softmax_oracle
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import excludes_fact, needs_part
+from veriformer.properties.property import holds
+from veriformer.properties.subject import Subject
+from veriformer.properties.violations import SubjectError
+
+_DEFINITION = "Course notes, lecture 8, definition of softmax."
+_WEIGHTED = ("self_attention", "cross_attention")
+_NO_SINK = excludes_fact("sink")
+
+
+def _softmax(case: Case, built: Built, scores: Tensor, dim: int = -1) -> Tensor:
+    return case.call(built, scores, dim) if case.subject.accepts("dim") else case.call(built, scores)
+
+
+def _weights_offered(subject: Subject) -> str | None:
+    return None if subject.kind == "softmax" else needs_part("weights")(subject)
+
+
+def _weights(case: Case, built: Built) -> Tensor:
+    """Return rows of weights `[..., S]`: of the softmax itself, or attention weights that the subject gives away."""
+    if case.subject.kind == "softmax":
+        shape = (case.integer("B", 1, 3), case.integer("T", 1, 5), case.integer("S", 1, 9))
+        return _softmax(case, built, case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0))))
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    assert case.subject.weights is not None
+    weights: Tensor = case.bench.call(case.subject.weights, built.module, *tensors)
+    return weights
+
+
+@holds(
+    "softmax.simplex",
+    statement="Weights are not negative and every row sums to one.",
+    formula="w_ij >= 0, sum_j w_ij = 1",
+    source=_DEFINITION,
+    kinds=("softmax", *_WEIGHTED),
+    unless=_weights_offered,
+    catches=("SM01", "SM02", "SM07", "CM13"),
+)
+def rows_lie_on_the_simplex(case: Case) -> None:
+    """Exponentials are positive and are divided by their sum. In eval mode: weights returned in train mode include
+    dropout. With a declared sink the sum is at most one.
+    """
+    built = case.built()
+    weights = _weights(case, built)
+    sums = weights.double().sum(dim=-1)
+    case.require(bool((weights >= 0).all()), "a weight is negative", got=f"{float(weights.min()):.3g}", expected=">= 0")
+    # every weight is rounded once (u each, adding to u), the sum before the division over S terms once more
+    bound = 2 * rounding_bound(built.dtype, weights.shape[-1])
+    if case.subject.fact("sink"):
+        case.require(bool((sums <= 1 + bound).all()), "a row sums to more than one", got=f"{float(sums.max()):.6g}")
+    else:
+        case.close(
+            sums,
+            torch.ones_like(sums),
+            "a row of weights does not sum to one",
+            bound=bound,
+            constants_allowed=True,
+            cause=lambda: _sum_cause(weights),
+        )
+    case.witness()
+
+
+def _sum_cause(weights: Tensor) -> str | None:
+    """Find the axes over which the weights do sum to one."""
+    wide = weights.double()
+    near = 1e-3  # far above rounding in any dtype, far below what a wrong axis gives
+    for dim, name in ((-2, "the query axis"), (0, "the batch axis"), (1, "the second axis")):
+        if wide.ndim > abs(dim) and wide.shape[dim] > 1 and bool(((wide.sum(dim=dim) - 1).abs() < near).all()):
+            return f"the weights sum to one over {name} instead of the keys"
+    if wide.ndim == 4 and bool(((wide.sum(dim=(1, 3)) - 1).abs() < near).all()):
+        return "the weights sum to one over heads and keys together"
+    sums = wide.sum(dim=-1)
+    if bool(((sums - sums.flatten()[0]).abs() < near).all()):
+        return f"every row sums to {float(sums.flatten()[0]):.6g}: a factor is applied after the softmax"
+    return None
+
+
+@holds(
+    "softmax.shift-invariance",
+    statement="Adding one constant to all scores changes nothing.",
+    formula="softmax(x + c) = softmax(x)",
+    source="Course notes, lecture 8, proposition 1.1.",
+    kinds=("softmax",),
+    unless=_NO_SINK,
+    catches=("SM08",),
+)
+def a_common_shift_cancels(case: Case) -> None:
+    """exp(x + c) = exp(x) exp(c), and exp(c) cancels. Scores lie on a grid that x + c does not leave, so that the
+    shifted scores are exact: c is up to 10^4 in float32 and float64, 10^3 in half precision.
+    """
+    built = case.built()
+    largest, step = (1000, 8.0) if epsilon(built.dtype) > 1e-6 else (10_000, 1 / 256)
+    shift = case.integer("shift / 8", -largest // 8, largest // 8) * 8
+    shape = (case.integer("B", 1, 3), case.integer("S", 2, 9))
+    grid = torch.randint(-8, 9, shape, generator=case.generator).to(case.bench.device)
+    scores = grid.to(built.dtype) * step * case.choice("spread", (1, 4, 32) if step < 1 else (1,))
+    case.close(
+        _softmax(case, built, scores + shift),
+        _softmax(case, built, scores),
+        f"adding {shift} to all scores changes the weights",
+        bound=2 * softmax_bound(scores, built.dtype),
+        constants_allowed=True,
+    )
+    if shift and bool((scores != scores[:, :1]).any()):
+        case.witness()
+
+
+@holds(
+    "softmax.no-overflow",
+    statement="Extreme scores give finite weights, equal to the float64 result.",
+    formula="|softmax(x)| < inf for |x| up to the largest finite number",
+    source="Course notes, lecture 8, proposition 1.1 (subtracting the maximum).",
+    kinds=("softmax",),
+    unless=_NO_SINK,
+    catches=("SM05", "SM08"),
+)
+def extreme_scores_stay_finite(case: Case) -> None:
+    """After the maximum is subtracted every exponent is at most 0. Rows hold +-10^4, the largest finite number of
+    the dtype, both, all large, all very negative.
+    """
+    built = case.built()
+    width = case.integer("S", 2, 9)
+    top = float(torch.finfo(built.dtype).max)
+    large = min(1e4, top / 2)
+    scores = case.normal(6, width, dtype=built.dtype)
+    scores[0, 0], scores[1, 0] = large, -large
+    scores[2, 0], scores[3, 0] = top, -top
+    scores[4] = large
+    scores[5] = -large
+    scores[4, 0], scores[5, 0] = large * 0.5, -large * 0.5
+    got = _softmax(case, built, scores)
+    case.finite(got, "extreme scores give NaN or infinity: the maximum is not subtracted")
+    case.close(
+        got,
+        softmax_oracle(scores).to(got.device),
+        "extreme scores give other weights than in float64",
+        bound=softmax_bound(scores, built.dtype),
+    )
+    case.witness()
+
+
+@holds(
+    "softmax.masked-is-zero",
+    statement="A score of -inf gets weight exactly 0, the others the softmax of what remains.",
+    formula="x_j = -inf  =>  w_j = 0, w_rest = softmax(x_rest)",
+    source="Course notes, section 6.1: exp(-inf) = 0.",
+    kinds=("softmax",),
+    unless=_NO_SINK,
+    catches=("PM04", "PM07"),
+)
+def masked_scores_get_no_weight(case: Case) -> None:
+    """exp(-inf) is 0. The smallest finite number of the dtype underflows to the same 0 beside ordinary scores; a row of
+    it throughout must stay finite; its double is -inf.
+    """
+    built = case.built()
+    width = case.integer("S", 2, 9)
+    scores = case.normal(3, width, dtype=built.dtype)
+    masked = torch.rand(3, width, generator=case.generator).to(scores.device) < 0.5
+    masked[:, case.integer("kept", 0, width - 1)] = False
+    masked[0, (case.choices["kept"] + 1) % width] = True
+    least = torch.tensor(torch.finfo(built.dtype).min, dtype=built.dtype)
+    for name, value in (("-inf", -torch.inf), ("the smallest finite number", least), ("twice that", least + least)):
+        filled = scores.masked_fill(masked, value)
+        got = _softmax(case, built, filled)
+        case.exact(got[masked], torch.zeros_like(got[masked]), f"a score of {name} gets a weight other than 0")
+        exact = softmax_oracle(scores.masked_fill(masked, -torch.inf)).to(got.device)
+        case.close(
+            got,
+            exact,
+            f"beside scores of {name} the others do not get the softmax of what remains",
+            bound=softmax_bound(scores, built.dtype),
+            constants_allowed=True,
+        )
+    everything = torch.full((1, width), float(least), dtype=built.dtype, device=scores.device)
+    case.finite(_softmax(case, built, everything), "a row of the smallest finite number gives NaN")
+    case.witness()
+
+
+@holds(
+    "softmax.axis",
+    statement="Softmax acts along its axis alone.",
+    formula="softmax(P x) = P softmax(x) along the axis; slices of other axes do not influence one another",
+    source=_DEFINITION,
+    kinds=("softmax",),
+    catches=("SM01",),
+)
+def other_axes_are_independent(case: Case) -> None:
+    """The sum runs over one axis. All axes are tried, of three different sizes, so that a wrong one cannot hide;
+    a subject that takes no axis works on the last.
+    """
+    built = case.built()
+    sizes = (2, 3, case.integer("S", 4, 7))
+    dim = case.choice("dim", (-1, 0, 1, 2) if case.subject.accepts("dim") else (-1,))
+    x = case.normal(*sizes, dtype=built.dtype, scale=2.0)
+    got = _softmax(case, built, x, dim)
+    exact = softmax_oracle(x.movedim(dim, -1)).movedim(-1, dim)
+    bound = softmax_bound(x.movedim(dim, -1), built.dtype).movedim(-1, dim)
+    case.close(
+        got,
+        exact.to(got.device),
+        f"softmax along axis {dim} is not the softmax of each slice along it",
+        bound=bound,
+        cause=lambda: _axis_cause(got, x, dim),
+    )
+    order = case.permutation("order", x.shape[dim])
+    moved = torch.index_select(x, dim, torch.tensor(order, device=x.device))
+    case.close(
+        _softmax(case, built, moved, dim),
+        torch.index_select(got, dim, torch.tensor(order, device=x.device)),
+        "permuting along the axis does not permute the weights",
+        bound=2 * bound.amax(),
+    )
+    case.witness()
+
+
+def _axis_cause(got: Tensor, x: Tensor, dim: int) -> str | None:
+    for other in range(x.ndim):
+        if other != dim % x.ndim and bool(torch.isclose(x.double().softmax(other), got.double(), atol=1e-3).all()):
+            return f"the output is the softmax along axis {other}"
+    return None
+
+
+@holds(
+    "softmax.order",
+    statement="Softmax preserves order, and its temperature runs from the argmax to the uniform distribution.",
+    formula="x_i > x_j => w_i >= w_j; x_i = x_j => w_i = w_j; softmax(x / t) -> one-hot (t -> 0), 1/S (t -> inf)",
+    source="Course notes, chapter 10, section 2.3 (hard attention is the limit).",
+    kinds=("softmax",),
+    level="extended",
+    unless=_NO_SINK,
+    catches=("SM01",),
+)
+def order_is_preserved(case: Case) -> None:
+    """Exp increases. Scores are drawn with ties; gaps of 1 times 10^4 leave nothing to the second best."""
+    built = case.built()
+    width = case.integer("S", 3, 9)
+    scores = torch.randint(-2, 3, (4, width), generator=case.generator).to(case.bench.device, built.dtype)
+    scores[:, 0] = scores[:, 1]
+    got = _softmax(case, built, scores)
+    bound = softmax_bound(scores, built.dtype)
+    case.close(
+        got[:, 0], got[:, 1], "equal scores get different weights", bound=2 * bound[:, 0], constants_allowed=True
+    )
+    better = scores[:, :, None] > scores[:, None, :]
+    drop = (got[:, None, :] - got[:, :, None])[better]
+    case.require(
+        bool((drop <= 0).all()),
+        "a higher score gets a lower weight",
+        got=f"{float(drop.amax()) if drop.numel() else 0:.3g}",
+    )
+    scores[:, 2] = 9
+    hard = _softmax(case, built, scores * 1000)
+    case.close(
+        hard[:, 2],
+        torch.ones_like(hard[:, 2]),
+        "at low temperature the best score does not get all weight",
+        bound=4 * epsilon(built.dtype),
+        constants_allowed=True,
+    )
+    flat = _softmax(case, built, scores * 1e-4)
+    # |x| <= 9e-4 moves exp by at most 1e-3, so each weight lies within 2e-3 / S of uniform
+    case.close(
+        flat,
+        torch.full_like(flat, 1 / width),
+        "at high temperature the weights are not uniform",
+        bound=2e-3 / width + 4 * epsilon(built.dtype),
+        constants_allowed=True,
+    )
+    case.witness()
+
+
+@holds(
+    "softmax.jacobian",
+    statement="The derivative of softmax is diag(p) - p p^T, finite for saturated and masked rows.",
+    formula="d w_i / d x_j = w_i (delta_ij - w_j); rows of the Jacobian sum to 0",
+    source="Derivative of the definition.",
+    kinds=("softmax",),
+    level="extended",
+    unless=_NO_SINK,
+    catches=("PM02",),
+)
+def the_jacobian_is_the_known_one(case: Case) -> None:
+    """Checked as vector-Jacobian products with random vectors; one row is saturated, one has masked entries."""
+    built = case.built()
+    width = case.integer("S", 2, 9)
+    scores = case.normal(4, width, dtype=built.dtype, scale=2.0)
+    scores[1, 0] = 60.0
+    scores[2, 0] = -torch.inf
+    leaf = scores.detach().clone().requires_grad_()
+    weights = _softmax(case, built, leaf)
+    if not weights.requires_grad:
+        case.reject("the subject gives no gradient")
+    probe = case.normal(4, width, dtype=built.dtype)
+    (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
+    case.finite(got, "the gradient of a saturated or masked row is NaN or infinite")
+    exact, wide = softmax_oracle(scores), probe.double().cpu()
+    expected = exact.cpu() * (wide - (exact.cpu() * wide).sum(dim=-1, keepdim=True))
+    # p, p g and their sum each carry the error of p; two products and a sum over S follow
+    bound = (
+        4 * softmax_bound(scores, built.dtype).amax() + rounding_bound(built.dtype, width, operations=3)
+    ) * wide.abs().amax()
+    case.close(got, expected.to(got.device), "the gradient is not that of softmax", bound=float(bound))
+    case.witness()
+
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@holds(
+    "softmax.accuracy",
+    statement="The error against float64 stays within the rounding bound for long rows in every dtype.",
+    formula="|w - w_float64| <= w ((|x - max| + 4) eps + gamma_S(float32))",
+    source="Higham 2002, section 3.1; derivation in softmax_bound.",
+    kinds=("softmax",),
+    level="extended",
+    unless=_NO_SINK,
+    catches=("SM04", "SM05"),
+)
+def long_rows_are_accurate_in_every_dtype(case: Case) -> None:
+    """Rows of up to 4096 equal or ordinary scores: a running sum in half precision stops growing at 2048."""
+    name = case.choice("format", _DTYPES)
+    if case.bench.settings.dtypes:
+        name = str(case.bench.settings.dtypes[0]).removeprefix("torch.")
+    dtype = getattr(torch, name)
+    built = case.built(dtype=case.bench.dtypes()[0])
+    width = case.choice("S", (4096, 3000, 2049, 257, 1))
+    scores = case.normal(2, width, dtype=dtype)
+    scores[1] = 0.5
+    try:
+        got = _softmax(case, built, scores)
+    except SubjectError:
+        case.reject(f"the subject does not take {name}")
+    exact = softmax_oracle(scores)
+    case.close(
+        got,
+        exact.to(got.device),
+        f"a row of {width} scores in {name} is less accurate than rounding explains",
+        bound=softmax_bound(scores, dtype),
+        constants_allowed=True,
+    )
+    sums = got.double().sum(dim=-1)
+    limit = epsilon(dtype) + 2 * rounding_bound(torch.float32, width)
+    case.close(
+        sums,
+        torch.ones_like(sums),
+        f"a row of {width} weights in {name} does not sum to one",
+        bound=limit,
+        constants_allowed=True,
+    )
+    case.witness()
