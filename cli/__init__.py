@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""The command line: one file a command."""

@@ -13,7 +13,7 @@ from veriformer.properties.property import Property
 from veriformer.properties.results import Counterexample
 from veriformer.properties.script import script
 from veriformer.properties.transcript import Recorder, Transcript
-from veriformer.properties.violations import SubjectError, SubjectTimeoutError, VacuousCheckError, Violation
+from veriformer.properties.violations import SubjectTimeoutError, Violation
 from veriformer.properties.workbench import Workbench
 
 _PARTS = ("forward", "weights", "embed", "cache", "projections")
@@ -39,7 +39,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     )
     transcript = _recorded(prop, case.bench, found.choices)
     if transcript is not None:
-        found.script = script(prop, case.bench.subject, found, transcript)
+        found.script = _asked(lambda: script(prop, case.bench.subject, found, transcript)) or ""
     return found
 
 
@@ -52,8 +52,8 @@ def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Tran
             prop.check(Case(bench, RecordedDraws(choices)))
     except Violation:
         return recorder.transcript
-    except (SubjectError, VacuousCheckError, SubjectTimeoutError):
-        return None
+    except (Exception, SubjectTimeoutError):
+        return None  # the recorder met an operation that it cannot write down: no script, but the violation stands
     finally:
         bench.recorder = None
     return None
@@ -65,5 +65,5 @@ def _asked(question: Callable[[], Any] | None) -> Any:
         return None
     try:
         return question()
-    except (SubjectError, VacuousCheckError, Violation, RuntimeError, ValueError, IndexError):
+    except Exception:  # whatever goes wrong here must not hide the violation itself
         return None

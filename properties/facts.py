@@ -89,6 +89,8 @@ FACTS: Mapping[str, Fact] = {
         _flag("norm_bias", "the normalization has a bias beside its gain (default: LayerNorm yes, RMSNorm no)"),
         _flag("tied", "output projection and token embedding are one parameter"),
         _flag("cross_attention", "the layer attends to a memory"),
+        _flag("encodes_source", "an encoder-decoder encodes its source (default) rather than taking a memory"),
+        _flag("stacked", "has num_layers layers (default) rather than one"),
         _flag("shared_layers", "layers share parameters on purpose"),
         _flag("batch_coupled", "samples of a batch influence one another by design (expert capacity)"),
         _flag("embedding_scale", "token embeddings are multiplied by sqrt(d_model)"),

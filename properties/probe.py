@@ -14,6 +14,7 @@ from veriformer.properties.stream import PER_POSITION, SEQUENCES, Stream
 from veriformer.properties.violations import SubjectError
 from veriformer.properties.workbench import Workbench
 
+_ORDERED = tuple(kind for kind in SEQUENCES if kind != "cross_attention")
 LENGTH = 6  # long enough to tell one step ahead from all steps ahead, short enough for any window or table
 
 
@@ -33,7 +34,7 @@ def probe(bench: Workbench) -> tuple[dict[str, Any], list[str]]:
                 facts["causal"] = not bool(influence.triu(1).any())
                 notes.append(_causal_note(influence))
         causal = facts.get("causal", subject.fact("causal"))
-        if subject.kind in SEQUENCES and subject.fact("positions") is None and not causal:
+        if subject.kind in _ORDERED and subject.fact("positions") is None and not causal:
             facts["positions"] = found = "none" if _ignores_order(bench) else "other"
             manner = "does not depend on" if found == "none" else "depends on"
             notes.append(f"positions = {found!r}: the output {manner} the order of the input; declare it")

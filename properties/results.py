@@ -206,17 +206,18 @@ class Report:
             "profile": self.profile,
             "device": self.device,
             "seconds": round(self.seconds, 3),
-            "subjects": [_plain(s) for s in self.subjects],
+            "subjects": [plain(s) for s in self.subjects],
         }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a record as JSON data: dataclasses as objects, floats to six digits, NaN and infinities as null."""
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value if isinstance(value, int | str | bool | None) else str(value)

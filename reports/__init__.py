@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""Reports: from plain records to what a person or a program reads. Imports no other part of the project."""

@@ -182,7 +182,7 @@ def _turn(parts: Mapping[str, Tensor], name: str, rows: slice, basis: Tensor) ->
 @holds(
     "attention.projections-live",
     statement="Each of the four projections has an effect and a gradient of its own.",
-    formula="d f / d W != 0 for W in {W_Q, W_K, W_V, W_O}; keys and values come from the memory, queries from the input",
+    formula="d f / d W != 0 for W in {W_Q, W_K, W_V, W_O}; keys and values from the memory, queries from the input",
     source=_PAPER,
     kinds=_MODULES,
     unless=_READABLE,
@@ -212,7 +212,7 @@ def every_projection_matters(case: Case) -> None:
         if "o_bias" in module.parts
         else torch.zeros(silent.shape[-1], dtype=silent.dtype)
     )
-    error = float((silent - rest.to(silent.device)).abs().amax())
+    error = float((silent - rest.to(silent.device)).detach().abs().amax())
     limit = case.tolerance(module.built) * size_of(before)
     case.require(
         error <= limit,

@@ -14,6 +14,7 @@ from veriformer.properties.stream import PER_POSITION, Stream
 from veriformer.properties.violations import InfluenceMap
 
 _CAUSAL = needs_fact("causal", True)
+MAP_LENGTH = 6
 _LEAKS = ("CM01", "CM04", "CM05", "CM10", "CM13", "CM14", "CM17", "CM19", "CM20", "HD02")
 
 
@@ -67,7 +68,7 @@ def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
     for path in case.paths(masks=("none", "ones", "padded"), training=True):
         mask = _mask(stream, x, path, real)
         after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
-        show = _Map(case, stream, x, mask, path)
+        show = _Map(case, stream, path)
         case.close(
             after[:, :first],
             before[:, :first],
@@ -80,32 +81,28 @@ def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
 
 
 class _Map:
-    """The influence map of one call, measured when asked for."""
+    """What reaches what on one path, measured when asked for: on enough positions to tell one step ahead from all."""
 
-    def __init__(self, case: Case, stream: Stream, x: Tensor, mask: Tensor | None, path: Path) -> None:
-        self.given = (case, stream, x, mask, path)
-        self.allowed = _region(case, x.shape[1])
-        if mask is not None:
-            self.allowed &= mask[0].cpu()[None] | torch.eye(x.shape[1], dtype=torch.bool)
+    def __init__(self, case: Case, stream: Stream, path: Path) -> None:
+        self.case, self.stream, self.path = case, stream, path
+        self.length = max(MAP_LENGTH, case.subject.fact("window", 0) + 2, case.subject.fact("prefix", 0) + 3)
+        self.allowed = _region(case, self.length)
+
+    def _measured(self, path: Path) -> Tensor:
+        x = self.stream.draw(1, self.length)
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if path.mask != "none" else None
+        return measured_map(self.case, self.stream, x, mask, path)
 
     def __call__(self) -> InfluenceMap:
-        return map_of(measured_map(*self.given), self.allowed)
+        """Return the map."""
+        return map_of(self._measured(self.path), self.allowed)
 
     def leak(self) -> str | None:
-        """Name the likely cause of a leak."""
-        case, stream, x, _, path = self.given
-        return _where(leak_cause(measured_map(*self.given), self.allowed), case, stream, x, path)
-
-
-def _where(
-    path: Path, case: Case, cause: str | None, given: tuple[Case, Stream, Tensor, Tensor | None, Path]
-) -> str | None:
-    """Add, if the plain path is clean, on which path alone the leak is seen."""
-    if cause is None or path == DEFAULT:
-        return cause
-    _, stream, x, _, _ = given
-    plain = leak_cause(measured_map(case, stream, x, None, DEFAULT), _region(case, x.shape[1]))
-    return cause if plain is not None else f"{cause}; the plain path is clean, only this one leaks ({path})"
+        """Name the likely cause of a leak, and whether it is on this path alone."""
+        cause = leak_cause(self._measured(self.path), self.allowed)
+        if cause is None or self.path == DEFAULT or leak_cause(self._measured(DEFAULT), self.allowed) is not None:
+            return cause
+        return f"{cause}; the plain path is clean, only this one leaks ({self.path})"
 
 
 @holds(
@@ -130,26 +127,26 @@ def gradients_stop_at_the_present(case: Case) -> None:
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
-        _no_leak(case, influence, allowed)
+        _no_leak(case, stream, influence, allowed, path)
         _no_gap(case, _without_chance(stream, influence, allowed, path), allowed)
     if not case.subject.is_functional and case.built(dtype=stream.built.dtype).config.dropout > 0:
         training = Path(training=True)
         case.path = str(training)
         influence = stream.influence(x, path=training)
         if influence is not None:
-            _no_leak(case, influence.cpu(), allowed)
+            _no_leak(case, stream, influence.cpu(), allowed, training)
         case.path = ""
     case.witness()
 
 
-def _no_leak(case: Case, influence: Tensor, allowed: Tensor) -> None:
+def _no_leak(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path: Path) -> None:
     illegal = torch.where(allowed, torch.zeros_like(influence), influence)
     case.exact(
         illegal,
         torch.zeros_like(illegal),
         "an output has a gradient with respect to an input that it must not see",
-        cause=lambda: leak_cause(influence, allowed),
-        influence=lambda: map_of(influence, allowed),
+        cause=_Map(case, stream, path).leak,
+        influence=_Map(case, stream, path),
     )
 
 
@@ -195,7 +192,7 @@ def a_prefix_gives_the_first_outputs(case: Case) -> None:
     x = stream.draw(batch, length)
     for path in case.paths(masks=("none", "ones")):
         short, whole = stream(x[:, :cut], path=path), stream(x, path=path)
-        show = _Map(case, stream, x, None, path)
+        show = _Map(case, stream, path)
         case.close(
             short,
             whole[:, :cut],
@@ -229,7 +226,7 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
             first[1:],
             first[:1].repeat(3, 1),
             "sequences with the same first input give different first outputs",
-            cause=_Map(case, stream, x, None, path).leak,
+            cause=_Map(case, stream, path).leak,
         )
     alone = stream(x[:1, :1])
     case.close(first[:1], alone[:, 0], "the first output differs from that of the first input alone")
@@ -257,7 +254,7 @@ def the_window_has_the_declared_width(case: Case) -> None:
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
-        _no_leak(case, influence, allowed)
+        _no_leak(case, stream, influence, allowed, path)
         _no_gap(case, _without_chance(stream, influence, allowed, path), allowed)
     if length > window or length < window:
         case.witness()

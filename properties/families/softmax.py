@@ -53,7 +53,7 @@ def rows_lie_on_the_simplex(case: Case) -> None:
     dropout. With a declared sink the sum is at most one.
     """
     built = case.built()
-    weights = _weights(case, built)
+    weights = _weights(case, built).detach()
     sums = weights.double().sum(dim=-1)
     case.require(bool((weights >= 0).all()), "a weight is negative", got=f"{float(weights.min()):.3g}", expected=">= 0")
     # every weight is rounded once (u each, adding to u), the sum before the division over S terms once more

@@ -1,0 +1,189 @@
+"""`veriformer check`: judge implementations."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from veriformer.cli.pool import Pool, RefusedError, Task
+from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
+from veriformer.properties.profiles import PROFILES
+from veriformer.properties.results import Counterexample, Report, Result, SubjectReport
+from veriformer.reports.records import write_json, write_text
+from veriformer.reports.terminal import print_failure, print_report
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--only", multiple=True, metavar="ID", help="judge these properties or families alone")
+@click.option("--exclude", multiple=True, metavar="ID", help="leave these properties or families out")
+@click.option("--level", type=click.Choice(["core", "all"]), default="all", show_default=True)
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="standard", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="judge in these dtypes alone")
+@click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--deviations", "deviations_file", type=click.Path(path_type=Path), help="TOML file of known deviations")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for report.json")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process on the CPU")
+@click.option("-v", "--verbose", is_flag=True, help="show every property, also those that do not apply")
+def check(
+    targets: tuple[str, ...],
+    only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    level: str,
+    profile: str,
+    device: str,
+    dtypes: tuple[str, ...],
+    workers: int | None,
+    seed: int,
+    deviations_file: Path | None,
+    out: Path | None,
+    form: str,
+    max_memory: float,
+    verbose: bool,
+) -> int:
+    """Judge TARGETs: package.module:attribute, path/file.py:attribute, or `reference`, `torch` and their parts."""
+    settings = {"profile": profile, "seed": seed, "device": device, "dtypes": dtypes}
+    err = Console(stderr=True)
+    run = _Run(profile, seed, device)
+    size = workers or min(os.cpu_count() or 1, 4)
+    try:
+        deviations = read_deviations(deviations_file)
+        with Pool(size, settings, max_memory) as pool:
+            plan = pool.ask("plan", targets=targets, only=only, exclude=exclude, level=level)
+            deviations.must_name(p["id"] for p in pool.ask("describe")["properties"])
+            run.judge(pool, plan, err)
+    except (RefusedError, DeviationsError) as problem:
+        raise click.UsageError(str(problem)) from None
+    except KeyboardInterrupt:
+        err.print("interrupted: what follows is what was known by then")
+        run.interrupted = True
+    report = run.report
+    apply_deviations(report, deviations)
+    folder = _write_counterexamples(report, out, settings)
+    record = report.to_json()
+    if out is not None:
+        write_json(out / "report.json", record)
+    if form == "json":
+        click.echo(json.dumps(record, indent=1))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        print_report(console, record, run.statements, run.catalogue_size, verbose=verbose)
+        for subject in record["subjects"]:
+            for result in subject["results"]:
+                if result["outcome"] == "FAIL" and result["counterexample"]:
+                    print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], str(folder))
+    return 130 if run.interrupted else report.exit_status
+
+
+class _Run:
+    """A report in the making."""
+
+    def __init__(self, profile: str, seed: int, device: str) -> None:
+        self.report = Report([], seed, profile, device)
+        self.statements: dict[str, str] = {}
+        self.catalogue_size = 0
+        self.interrupted = False
+
+    def judge(self, pool: Pool, plan: dict[str, Any], err: Console) -> None:
+        """Judge every subject of the plan by every property, and put faults into each."""
+        started = time.perf_counter()
+        properties = plan["properties"]
+        self.catalogue_size = plan["catalogue"]
+        self.statements = {p["id"]: p["statement"] for p in properties}
+        order = [p["id"] for p in properties]
+        try:
+            with Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                console=err, transient=True, disable=not err.is_terminal,
+            ) as progress:  # fmt: skip
+                bar = progress.add_task("judging", total=len(plan["subjects"]) * (len(properties) + 1))
+                tasks: list[Task] = []
+                for described in plan["subjects"]:
+                    part = SubjectReport(described["name"], described["kind"], described["target"], described["facts"])
+                    self.report.subjects.append(part)
+                    tasks += self._tasks(
+                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)
+                    )  # type: ignore[misc]
+                pool.run(tasks)
+        finally:
+            for part in self.report.subjects:
+                part.results.sort(key=lambda r: order.index(r.id))
+            self.report.seconds = time.perf_counter() - started
+
+    def _tasks(self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any) -> list[Task]:
+        found: dict[str, Task] = {}
+        effort = PROFILES[self.report.profile]
+        seconds = 2 * effort.property_seconds + 60  # a search may shrink for as long as it looked, then call once more
+
+        def judged(answer: dict[str, Any]) -> None:
+            raw = answer["result"]
+            case = raw.pop("counterexample")
+            part.results.append(
+                Result(**_numbers(raw), counterexample=Counterexample(**_numbers(case)) if case else None)
+            )
+            part.probed = answer["probed"] or part.probed
+            advance()
+
+        for prop in properties:
+
+            def lost(why: str, late: bool, prop: dict[str, Any] = prop) -> None:
+                part.results.append(Result(prop["id"], prop["level"], "TIMEOUT" if late else "ERROR", why))
+                advance()
+
+            def arguments(prop: dict[str, Any] = prop) -> dict[str, Any]:
+                known = {r.id: r.outcome for r in part.results if r.id in prop["requires"]}
+                return {"target": part.target, "prop": prop["id"], "known": known}
+
+            needs = [found[i] for i in prop["requires"] if i in found]
+            found[prop["id"]] = Task("judge", arguments, judged, lost, needs, seconds)
+
+        def proven(answer: dict[str, Any]) -> None:
+            part.power = answer["power"]
+            advance()
+
+        def power_of() -> dict[str, Any]:
+            passed = [r.id for r in part.results if r.outcome == "PASS"]
+            return {"target": part.target, "props": passed}
+
+        every = list(found.values())
+        return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]
+
+
+def _numbers(raw: dict[str, Any]) -> dict[str, Any]:
+    """Give back the NaN and infinities that JSON has no word for."""
+    return {k: float("nan") if v is None and k in ("error", "tolerance", "margin") else v for k, v in raw.items()}
+
+
+def _write_counterexamples(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:
+    """Write what `veriformer replay` needs, and the standalone scripts."""
+    folder = (out or Path()) / ".veriformer"
+    for subject in report.subjects:
+        for result in subject.results:
+            case = result.counterexample
+            if case is None:
+                continue
+            write_json(
+                folder / f"{case.id}.json",
+                {
+                    "schema": "veriformer-counterexample/1",
+                    "target": subject.target,
+                    "property": result.id,
+                    "choices": case.choices,
+                    "settings": settings,
+                    "versions": report.versions,
+                },
+            )
+            if case.script:
+                write_text(folder / f"{case.id}.py", case.script)
+    return folder

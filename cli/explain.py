@@ -1,0 +1,32 @@
+"""`veriformer explain ID`: one property in full."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+
+
+@click.command()
+@click.argument("id")
+def explain(id: str) -> int:  # noqa: A002 - the catalogue's word
+    """Explain a property: its formula, why it holds, when it does not apply, its source, the bugs it catches."""
+    from veriformer.properties.property import named
+
+    try:
+        found = named([id])
+    except KeyError as problem:
+        raise click.UsageError(str(problem.args[0])) from None
+    for prop in found:
+        click.echo(f"{prop.id} ({prop.level})\n  {prop.statement}\n")
+        click.echo(f"  formula   {prop.formula}")
+        click.echo(f"  speaks of {', '.join(prop.kinds)}")
+        click.echo(f"  source    {prop.source}")
+        if prop.requires:
+            click.echo(f"  requires  {', '.join(prop.requires)}")
+        if prop.catches:
+            click.echo(f"  catches   {', '.join(prop.catches)}")
+        click.echo(
+            "\n" + "\n".join(f"  {line}".rstrip() for line in inspect.cleandoc(prop.explanation).splitlines()) + "\n"
+        )
+    return 0

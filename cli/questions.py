@@ -1,0 +1,97 @@
+"""What a worker process can be asked. Runs in the worker; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from veriformer.cli.worker import Message
+from veriformer.properties.engine import Judge, select
+from veriformer.properties.profiles import Settings
+from veriformer.properties.property import Property, catalogue
+from veriformer.properties.results import plain
+from veriformer.properties.subject import Subject
+from veriformer.properties.targets import TargetError, load
+
+
+class Answers:
+    """Subjects that were loaded, and the judge of each."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        dtypes = tuple(getattr(torch, name) for name in settings.get("dtypes", ()))
+        self.settings = Settings(**{**settings, "dtypes": dtypes})
+        self._judges: dict[str, Judge] = {}
+
+    def answer(self, question: str, arguments: dict[str, Any]) -> Message:
+        """Return `("ok", answer)` or `("refused", {"why": sentence})`."""
+        try:
+            return "ok", getattr(self, question)(**arguments)
+        except (TargetError, KeyError, ValueError) as problem:
+            return "refused", {"why": str(problem.args[0]) if problem.args else str(problem)}
+        except Exception as problem:  # a worker that dies takes the reason with it
+            return "refused", {
+                "why": f"veriformer itself failed: {type(problem).__name__}: {problem} (please report this)"
+            }
+
+    def plan(self, targets: Sequence[str], only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
+        """Load targets and select properties; both described in plain words."""
+        if self.settings.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError("device was 'cuda' and this machine has none that torch can use; leave --device out")
+        properties = select(only, exclude, level)
+        subjects = [s for target in targets for s in load(target)]
+        return {
+            "subjects": [
+                {"name": s.name, "kind": s.kind, "target": s.target, "facts": plain(dict(s.declares))} for s in subjects
+            ],
+            "properties": [_described(p) for p in properties],
+            "catalogue": len(catalogue()),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the whole catalogue."""
+        return {"properties": [_described(p) for p in catalogue().values()]}
+
+    def judge(self, target: str, prop: str, known: dict[str, str]) -> dict[str, Any]:
+        """Judge one property of one subject; `known` are outcomes found by other workers."""
+        judge = self._judge(target)
+        for prop_id, outcome in known.items():
+            judge.learn(prop_id, outcome)
+        result = judge.judge(catalogue()[prop])
+        return {"result": plain(result), "probed": judge.probed}
+
+    def power(self, target: str, props: Sequence[str]) -> dict[str, Any]:
+        """Put faults into a subject, to be noticed by these properties."""
+        return {"power": self._judge(target).prove_power([catalogue()[p] for p in props])}
+
+    def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
+        """Judge one recorded case again."""
+        if prop not in catalogue():
+            raise ValueError(f"the recorded property {prop!r} is not in this version's catalogue")
+        judge = self._judge(target)
+        return {"result": plain(judge.replay(catalogue()[prop], choices)), "probed": judge.probed}
+
+    def _judge(self, target: str) -> Judge:
+        if target not in self._judges:
+            self._judges = {target: Judge(_one(target), self.settings)}  # one at a time: models take memory
+        return self._judges[target]
+
+
+def _one(target: str) -> Subject:
+    base, bracket, index = target.partition("[")
+    subjects = load(base)
+    return subjects[int(index.rstrip("]"))] if bracket else subjects[0]
+
+
+def _described(prop: Property) -> dict[str, Any]:
+    return {
+        "id": prop.id,
+        "level": prop.level,
+        "kinds": list(prop.kinds),
+        "statement": prop.statement,
+        "formula": prop.formula,
+        "source": prop.source,
+        "why": prop.explanation,
+        "requires": list(prop.requires),
+        "catches": list(prop.catches),
+    }

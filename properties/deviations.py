@@ -1,0 +1,159 @@
+"""Known deviations: failures that are declared, with a reason, so that they do not hide new ones.
+
+A TOML file of `[[deviation]]` tables with `property`, `subject`, `reason`, and perhaps `link`, `expires` (a date) and
+`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit).
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from veriformer.properties.results import DEVIATION, FAIL, PASS, UNEXPECTED_PASS, Report
+
+_KEYS = ("property", "subject", "reason", "link", "expires", "condition")
+_REQUIRED = ("property", "subject", "reason")
+_CONDITIONS = ("torch", "python", "device", "profile")
+
+
+class DeviationsError(ValueError):
+    """A deviations file that cannot be relied on; says what to mend."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One declared failure.
+
+    Attributes:
+        property: id.
+        subject: name of the subject; `*` stands for any letters.
+        reason: why it is so.
+        link: to a public issue.
+        condition: what of the environment must fit, by prefix.
+    """
+
+    property: str
+    subject: str
+    reason: str
+    link: str = ""
+    condition: dict[str, str] = field(default_factory=dict)
+
+    def fits(self, report: Report) -> bool:
+        """Whether the environment of a run meets the condition."""
+        facts = {**report.versions, "device": report.device, "profile": report.profile}
+        return all(facts.get(name, "").startswith(value) for name, value in self.condition.items())
+
+    def speaks_of(self, name: str, target: str) -> bool:
+        """Whether it is about a subject of this name or target."""
+        return any(fnmatch.fnmatchcase(word, self.subject) for word in (name, target))
+
+
+@dataclass
+class Deviations:
+    """All entries of a file.
+
+    Attributes:
+        entries: in the order of the file.
+        path: of the file, for messages; "" for the shipped ones.
+    """
+
+    entries: list[Deviation] = field(default_factory=list)
+    path: str = ""
+
+    def must_name(self, known: Iterable[str]) -> None:
+        """Raise if an entry names a property that does not exist."""
+        ids = list(known)
+        for entry in self.entries:
+            if entry.property not in ids:
+                close = difflib.get_close_matches(entry.property, ids, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise DeviationsError(f"{self.path}: there is no property {entry.property!r}{hint}")
+
+
+def read_deviations(path: Path | None, today: datetime.date | None = None) -> Deviations:
+    """Read a deviations file; None gives those that are shipped (known behaviour of released libraries).
+
+    Args:
+        path: TOML file.
+        today: for expiry; None: today.
+
+    Raises:
+        DeviationsError: the file is missing, no TOML, or an entry is misspelt, incomplete or expired.
+    """
+    shipped = path is None
+    source = Path(__file__).parent / "known_deviations.toml" if path is None else path
+    try:
+        raw = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DeviationsError(f"there is no deviations file {source}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise DeviationsError(f"{source} is no TOML: {problem}") from None
+    tables = raw.get("deviation", [])
+    if set(raw) - {"deviation"} or not isinstance(tables, list):
+        raise DeviationsError(
+            f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(map(repr, raw))}"
+        )
+    entries = [_entry(table, str(source), today or datetime.date.today()) for table in tables]
+    own = Deviations(entries, "" if shipped else str(source))
+    return own if shipped else Deviations([*own.entries, *read_deviations(None).entries], own.path)
+
+
+def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
+    for key in table:
+        if key not in _KEYS:
+            close = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise DeviationsError(f"{path}: an entry has the key {key!r}; {hint}the keys are: {', '.join(_KEYS)}")
+    for key in _REQUIRED:
+        if not isinstance(table.get(key), str) or not table[key].strip():
+            raise DeviationsError(f"{path}: an entry has no {key!r}; every entry needs {', '.join(_REQUIRED)}")
+    expires = table.get("expires")
+    if expires is not None and not isinstance(expires, datetime.date):
+        raise DeviationsError(f"{path}: expires was {expires!r}; write a date such as 2027-01-31, without quotes")
+    if expires is not None and expires < today:
+        raise DeviationsError(
+            f"{path}: the deviation of {table['subject']!r} from {table['property']!r} expired on {expires}; "
+            "look at it again, then remove it or move the date"
+        )
+    condition = table.get("condition", {})
+    if not isinstance(condition, dict) or set(condition) - set(_CONDITIONS):
+        raise DeviationsError(f"{path}: condition was {condition!r}; its keys are: {', '.join(_CONDITIONS)}")
+    return Deviation(
+        table["property"], table["subject"], table["reason"], table.get("link", ""),
+        {k: str(v) for k, v in condition.items()},
+    )  # fmt: skip
+
+
+def apply_deviations(report: Report, deviations: Deviations) -> None:
+    """Turn declared failures into DEVIATION, and declared failures that pass into UNEXPECTED_PASS."""
+    for entry in deviations.entries:
+        if not entry.fits(report):
+            continue
+        for subject in report.subjects:
+            if not entry.speaks_of(subject.name, subject.target):
+                continue
+            for result in subject.results:
+                if result.id != entry.property:
+                    continue
+                link = f" ({entry.link})" if entry.link else ""
+                if result.outcome == FAIL:
+                    result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
+                elif result.outcome == PASS:
+                    result.outcome = UNEXPECTED_PASS
+                    result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
+
+
+def stale(report: Report, deviations: Deviations) -> list[Deviation]:
+    """Return the entries of the user's own file that matched no result of a run over all their subjects."""
+    named = [(s.name, s.target, {r.id for r in s.results}) for s in report.subjects]
+    return [
+        e
+        for e in deviations.entries
+        if not any(e.speaks_of(name, target) and e.property in ids for name, target, ids in named)
+    ]

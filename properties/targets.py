@@ -1,0 +1,156 @@
+"""From a word on the command line to subjects: `package.module:attribute`, `path/file.py:attribute`, a shipped name."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veriformer.properties.subject import Subject
+
+
+class TargetError(Exception):
+    """A target that gives no subject; says which and why in one sentence."""
+
+
+def load(target: str) -> list[Subject]:
+    """Return the subjects that a target names.
+
+    Args:
+        target: `reference` or `torch` for all shipped subjects of that library, `reference:decoder-rotary` for one,
+            `package.module:attribute` or `path/file.py:attribute` for anybody's: a Subject, a factory of one or of
+            several, a module class, or an instance.
+
+    Raises:
+        TargetError: it names nothing that can be checked.
+    """
+    from veriformer.properties import adapters  # imports torch: only once a target is really loaded
+
+    place, colon, attribute = target.rpartition(":")
+    group = place if colon else attribute
+    if group in adapters.groups():
+        return _shipped(group, attribute if colon else "")
+    if not colon:
+        raise TargetError(
+            f"{target!r} is no target; give package.module:attribute, path/file.py:attribute, "
+            f"or one of {', '.join(adapters.groups())}"
+        )
+    module = _load_file(place) if place.endswith(".py") else _import(place)
+    thing = _attribute(module, attribute, place)
+    found = _made(thing, target)
+    found = [replace(s, name=attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
+    return [replace(s, target=target if len(found) == 1 else f"{target}[{i}]") for i, s in enumerate(found)]
+
+
+def _shipped(group: str, name: str) -> list[Subject]:
+    from veriformer.properties import adapters
+
+    known = adapters.shipped(group)
+    if name and name not in known:
+        raise TargetError(f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {', '.join(known)}")
+    return [replace(s, target=f"{group}:{n}") for n, s in known.items() if name in ("", n)]
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except Exception as problem:
+        raise TargetError(f"{name!r} cannot be imported: {_blame(problem)}") from problem
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _load_file(place: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise TargetError(f"there is no file {place!r}; give the path of a Python file, then :attribute")
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{place!r} cannot be loaded as Python; give a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        del sys.modules[name]
+        raise TargetError(f"{place!r} cannot be imported: {_blame(problem)}") from problem
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _blame(problem: BaseException) -> str:
+    """Name the error and the line of the user's code that it comes from."""
+    if isinstance(problem, SyntaxError):
+        return f"SyntaxError: {problem.msg} ({Path(problem.filename or '?').name}, line {problem.lineno})"
+    frames = [f for f in traceback.extract_tb(problem.__traceback__) if "importlib" not in f.filename]
+    ours = str(Path(__file__).parent)
+    frames = [f for f in frames if not f.filename.startswith(ours)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    line = (str(problem).strip() or "no message").splitlines()[0]
+    return f"{type(problem).__name__}: {line}{where}"
+
+
+def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
+    thing: Any = module
+    for part in attribute.split("."):
+        if not hasattr(thing, part):
+            public = [n for n in vars(module) if not n.startswith("_")]
+            has = ", ".join(public) or "nothing public"
+            raise TargetError(f"{place} has no attribute {part!r}; {_nearest(part, public)}it has: {has}")
+        thing = getattr(thing, part)
+    return thing
+
+
+def _made(thing: Any, target: str) -> list[Subject]:
+    from veriformer.properties.adapters import as_subject
+    from veriformer.properties.subject import Subject
+
+    if callable(thing) and not isinstance(thing, type) and not _is_module(thing) and not isinstance(thing, Subject):
+        try:
+            return [as_subject(thing)]
+        except TypeError:
+            thing = _called(thing, target)
+    many = thing if isinstance(thing, list | tuple) else [thing]
+    try:
+        return [as_subject(one) for one in many]
+    except (TypeError, ValueError) as problem:
+        raise TargetError(f"{target}: {problem}") from problem
+
+
+def _is_module(thing: Any) -> bool:
+    import torch
+
+    return isinstance(thing, torch.nn.Module)
+
+
+def _called(factory: Any, target: str) -> Any:
+    try:
+        return factory()
+    except Exception as problem:
+        raise TargetError(
+            f"{target} is a function that was called to make a subject, and raised {_blame(problem)}; "
+            "a factory takes no argument and returns a Subject"
+        ) from problem

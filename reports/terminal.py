@@ -1,0 +1,155 @@
+"""What a person sees: an honest summary, and each failure on one screen."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+_STYLE = {
+    "PASS": "green", "FAIL": "bold red", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
+    "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
+}  # fmt: skip
+_WORDS = {
+    "PASS": "pass", "FAIL": "fail", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
+    "BLOCKED": "blocked", "VACUOUS": "vacuous", "ERROR": "error", "TIMEOUT": "timeout",
+}  # fmt: skip
+
+
+def summary(subject: Mapping[str, Any], catalogue: int) -> str:
+    """Return `23 pass, 1 fail of 24 applicable (31 in the catalogue)`.
+
+    >>> results = [{"outcome": "PASS"}, {"outcome": "NOT_APPLICABLE"}]
+    >>> summary({"results": results}, 31)
+    '1 pass of 1 applicable (31 in the catalogue)'
+    """
+    counts = Counter(r["outcome"] for r in subject["results"])
+    applicable = len(subject["results"]) - counts["NOT_APPLICABLE"]
+    told = [f"{counts[o]} {words}" for o, words in _WORDS.items() if counts[o]]
+    return f"{', '.join(told) or 'nothing'} of {applicable} applicable ({catalogue} in the catalogue)"
+
+
+def print_report(
+    console: Console, report: Mapping[str, Any], statements: Mapping[str, str], catalogue: int, *, verbose: bool = False
+) -> None:
+    """Print one line a subject, and one a property that did not pass.
+
+    Args:
+        console: where to.
+        report: under `veriformer-report/1`.
+        statements: property id to statement.
+        catalogue: number of properties there are.
+        verbose: also print what passed and what does not apply.
+    """
+    for subject in report["subjects"]:
+        troubled = {r["outcome"] for r in subject["results"]} & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
+        line = Text("✗ " if troubled else "✓ ", style="bold red" if troubled else "bold green")
+        line.append(subject["name"], style="bold").append(f"  {summary(subject, catalogue)}", style="default")
+        if subject["power"]:
+            line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
+        console.print(line)
+        for note in subject["probed"]:
+            console.print(Text(f"    probed: {note}", style="dim"))
+        for missed in (subject["power"] or {}).get("missed", []):
+            console.print(
+                Text(f"    VOID: the fault {missed!r}, put into this subject, went unnoticed", style="bold red")
+            )
+        for result in subject["results"]:
+            shown = verbose or result["outcome"] not in ("PASS", "NOT_APPLICABLE")
+            if shown:
+                _print_result(console, result, statements)
+    total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
+    told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
+    console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}; profile {report['profile']}, "
+                       f"seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def _print_result(console: Console, result: Mapping[str, Any], statements: Mapping[str, str]) -> None:
+    line = Text("    ").append(f"{result['outcome']:15s} ", style=_STYLE[result["outcome"]]).append(result["id"])
+    reason = result["reason"] or statements.get(result["id"], "")
+    if result["outcome"] == "PASS":
+        reason = f"{result['examples']} examples, margin {result['margin'] or 0:.2g}"
+        if result["paths"]:
+            reason += f", {len(result['paths'])} paths"
+    console.print(line.append(f": {reason}", style="dim" if result["outcome"] in ("PASS", "NOT_APPLICABLE") else ""))
+
+
+def print_failure(console: Console, result: Mapping[str, Any], statement: str, subject: str, folder: str) -> None:
+    """Print one violation: claim, smallest case, numbers, influence map, likely cause, how to see it again.
+
+    Args:
+        console: where to.
+        result: with its counterexample.
+        statement: of the property.
+        subject: name of the subject.
+        folder: where the recorded cases lie.
+    """
+    case = result["counterexample"]
+    console.print()
+    console.rule(Text(f" {result['id']} ", style="bold red"), align="left", style="red")
+    console.print(Text(statement, style="bold"))
+    for line in textwrap.wrap(f"Not so for {subject}: {case['headline']}.", console.width):
+        console.print(Text(line))
+    rows = [("case", _case(case)), ("expected", case["expected"]), ("got", _got(case))]
+    if case["error"] is not None:
+        rows.append(("error", _error(case)))
+    rows.append(("path", case["path"]))
+    for name, value in rows:
+        _print_field(console, name, value)
+    if case["influence"]:
+        _print_influence(console, case["influence"])
+    if case["cause"]:
+        _print_field(console, "likely", case["cause"], "bold yellow")
+    _print_field(console, "again", f"veriformer replay {case['id']}")
+    if case["script"]:
+        _print_field(console, "script", f"python {folder}/{case['id']}.py")
+
+
+def _print_field(console: Console, name: str, value: str, style: str = "") -> None:
+    lines = textwrap.wrap(value, max(40, console.width - 12), break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(lines):
+        console.print(Text(f"  {name if number == 0 else '':9s} ", style="dim").append(line, style=style))
+
+
+def _case(case: Mapping[str, Any]) -> str:
+    drawn = [f"{k}={v}" for k, v in case["choices"].items() if k != "config"]
+    sizes = " ".join(w for w in case["sizes"].split() if not w.startswith(("max_len", "num_classes")))
+    return " ".join([*drawn, f"({sizes})" if sizes else ""]).strip()
+
+
+def _got(case: Mapping[str, Any]) -> str:
+    where = f" at index {case['index']}" if case["index"] else ""
+    return f"{case['got']}{where}" if case["got"] else ""
+
+
+def _error(case: Mapping[str, Any]) -> str:
+    if not case["tolerance"]:
+        return f"{case['error']:.3g}, where the claim is exact"
+    return (
+        f"{case['error']:.3g}, tolerance {case['tolerance']:.3g}, {case['error'] / case['tolerance']:.3g} times as much"
+    )
+
+
+def _print_influence(console: Console, influence: Mapping[str, Any], largest: int = 16) -> None:
+    """Draw what reaches what: rows are outputs, columns inputs; `x` is illegal, `o` is missing."""
+    magnitude, allowed = influence["magnitude"], influence["allowed"]
+    size = min(len(magnitude), largest)
+    console.print(Text("  influence   of input s (columns) on output t (rows)", style="dim"))
+    console.print(Text("            " + " ".join(f"{s % 10}" for s in range(size)), style="dim"))
+    for t in range(size):
+        line = Text(f"         {t:2d} ", style="dim")
+        for s in range(size):
+            reached, legal = bool(magnitude[t][s]), allowed[t][s]
+            mark, style = {
+                (True, True): ("■", "green"),
+                (True, False): ("x", "bold red"),
+                (False, True): ("o", "bold red"),
+            }.get((reached, legal), ("·", "dim"))
+            line.append(f"{mark} ", style=style)
+        console.print(line)
+    more = "" if len(magnitude) <= largest else f"; the first {largest} of {len(magnitude)} positions"
+    console.print(Text(f"            ■ allowed  x illegal  o missing  · none{more}", style="dim"))
