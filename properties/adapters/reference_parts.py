@@ -15,7 +15,7 @@ from veriformer.reference.config import Config
 from veriformer.reference.feedforward import FEED_FORWARDS
 from veriformer.reference.normalization import NORMS
 from veriformer.reference.position_bias import AlibiBias, T5Bias
-from veriformer.reference.positions import LearnedPositions, sinusoidal
+from veriformer.reference.positions import LearnedPositions, SinusoidalPositions
 from veriformer.reference.rotary import Rotary
 
 
@@ -64,9 +64,14 @@ def projections(model: Any) -> Any:
     return parts | {name: bias for name, bias in biases.items() if bias is not None}
 
 
-def sinusoids(model: Any, length: int, d_model: int = 16) -> Any:
-    """Return the sinusoidal encoding `[T, D]` in float64."""
-    return sinusoidal(torch.arange(length), d_model)
+def build_sinusoidal(config: Any) -> nn.Module:
+    """Return sinusoidal positions."""
+    return SinusoidalPositions(config.d_model)
+
+
+def sinusoids(model: Any, length: int) -> Any:
+    """Return what is added at positions 0..length-1, `[T, D]` float64."""
+    return model(torch.zeros(1, length, model.d_model, dtype=torch.float64), torch.arange(length)[None])[0]
 
 
 def build_learned(config: Any) -> nn.Module:
@@ -200,6 +205,7 @@ SHIPPED = {
     "sinusoidal": Subject(
         kind="positions",
         name="reference sinusoidal positions",
+        build=build_sinusoidal,
         forward=sinusoids,
         declares={"positions": "sinusoidal", "layout": "interleaved", "beyond_max_len": "works"},
     ),

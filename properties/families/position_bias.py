@@ -1,0 +1,169 @@
+"""Relative biases: ALiBi and T5 buckets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon
+from veriformer.properties.premises import needs_fact
+from veriformer.properties.property import holds
+from veriformer.reference.position_bias import alibi_slopes, t5_bucket
+
+_KIND = ("position_bias",)
+_ALIBI = needs_fact("positions", "alibi")
+_T5 = needs_fact("positions", "t5")
+
+
+def _bias(case: Case, query_len: int, key_len: int) -> Tensor:
+    built = case.built()
+    return case.call(built, query_len, key_len).detach().cpu()
+
+
+@holds(
+    "position-bias.relative",
+    statement="The bias depends on the distance of query and key alone, head by head.",
+    formula="b_h(t, s) = g_h(s - t), up to a constant a row",
+    source="Shaw et al. 2018; Press et al. 2022; Raffel et al. 2020, section 2.1.",
+    kinds=_KIND,
+    catches=("RB02", "bias-absolute"),
+)
+def the_bias_sees_distance_alone(case: Case) -> None:
+    """Differences along a row are compared between rows, so that a constant a row (which softmax cancels) does not count.
+    Query and key lengths differ.
+    """
+    queries, keys = case.integer("T", 2, 9), case.integer("S", 3, 12)
+    bias = _bias(case, queries, keys)
+    steps = bias.double()[..., 1:] - bias.double()[..., :-1]
+    rows = []
+    for t in range(1, queries):
+        here, before = steps[:, t, 1:], steps[:, t - 1, :-1]
+        finite = here.isfinite() & before.isfinite()
+        rows.append((torch.where(finite, here, 0), torch.where(finite, before, 0)))
+    got, expected = torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
+    largest = float(bias[bias.isfinite()].abs().amax())
+    case.close(
+        got,
+        expected,
+        "the bias of a pair changes when query and key move together",
+        bound=8 * epsilon(bias.dtype) * max(largest, 1.0),
+        constants_allowed=True,
+    )
+    if bool((steps[steps.isfinite()] != 0).any()):
+        case.witness()
+
+
+@holds(
+    "alibi.slopes",
+    statement="The slopes are 2^(-8 i / h), and for other numbers of heads the published interleaving.",
+    formula="b_h(t, s) = -m_h |t - s| (past), m_i = 2^(-8 i / H)",
+    source="Press et al. 2022, section 3, and the authors' code for numbers of heads that are no power of two.",
+    kinds=_KIND,
+    level="extended",
+    unless=_ALIBI,
+    catches=("RB01", "RB02"),
+)
+def slopes_are_the_published_ones(case: Case) -> None:
+    """Read off the past: one step further back costs the slope. Slopes of 12 or 40 heads are not monotone by design."""
+    bias = _bias(case, 6, 6).double()
+    last = bias[:, -1]
+    slopes = (last[:, 1:] - last[:, :-1])[:, :-1].mean(dim=1)
+    expected = torch.tensor(alibi_slopes(bias.shape[0]), dtype=torch.float64)
+    case.generator  # noqa: B018 - the seed is drawn, so that a replay has it
+    case.close(
+        slopes,
+        expected,
+        "the slopes are not those of the paper",
+        bound=16 * epsilon(case.built().dtype),
+        cause=lambda: _slope_cause(slopes, expected),
+    )
+    case.witness()
+
+
+def _slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
+    heads = len(slopes)
+    plain = torch.tensor([2.0 ** (-8.0 * i / heads) for i in range(1, heads + 1)], dtype=torch.float64)
+    zero = torch.tensor([2.0 ** (-8.0 * i / heads) for i in range(heads)], dtype=torch.float64)
+    for words, guess in (
+        ("2^(-8i/h) although h is no power of two", plain),
+        ("2^(-8i/h) with i from 0: the first slope is 1", zero),
+        ("the negative of the right ones: further is favoured", -expected),
+    ):
+        if float((slopes - guess).abs().amax()) < 1e-5:
+            return f"the slopes are {words}"
+    return None
+
+
+@holds(
+    "alibi.monotone",
+    statement="Further back is never favoured.",
+    formula="b_h(t, s) >= b_h(t, s') for s' < s <= t",
+    source="Press et al. 2022, section 3: a penalty that grows with distance.",
+    kinds=_KIND,
+    level="extended",
+    unless=_ALIBI,
+    catches=("alibi-sign",),
+)
+def distance_is_penalised(case: Case) -> None:
+    """Slopes are positive. Up to a constant a row, the bias must strictly increase towards the query."""
+    length = case.integer("T", 2, 12)
+    last = _bias(case, length, length).double()[:, -1]
+    steps = last[:, 1:] - last[:, :-1]
+    worst = float(steps.amin())
+    case.require(worst > 0, "a key further back gets a larger bias", got=f"a step of {worst:.3g}", expected="above 0")
+    case.witness()
+
+
+@holds(
+    "t5.buckets",
+    statement="Distances share a bias exactly where the published bucket rule puts them in one bucket.",
+    formula="b_h(t, s) = b_h(t', s')  <=>  bucket(s - t) = bucket(s' - t')",
+    source="Raffel et al. 2020, section 2.1, and the authors' code.",
+    kinds=_KIND,
+    level="extended",
+    unless=(_T5, needs_fact("bidirectional")),
+    catches=("RB04",),
+)
+def distances_share_buckets_as_published(case: Case) -> None:
+    """Read off the bias of one query row: two keys have the same bias if and only if their distances share a bucket.
+    Exact below the threshold, logarithmic above, all alike beyond max_distance, the future apart if bidirectional.
+    """
+    length = case.choice("T", (20, 60, 150))
+    at = case.integer("t", 0, length - 1)
+    bias = _bias(case, length, length)[:, at].double()
+    bucket = t5_bucket(
+        torch.arange(length) - at,
+        bidirectional=bool(case.subject.fact("bidirectional")),
+        num_buckets=int(case.subject.fact("num_buckets", 32)),
+        max_distance=int(case.subject.fact("max_distance", 128)),
+    )
+    same_bias = (bias[:, :, None] == bias[:, None, :]).all(dim=0)
+    same_bucket = bucket[:, None] == bucket[None, :]
+    wrong = (same_bias != same_bucket).nonzero()
+    said = ""
+    if len(wrong):
+        a, b = (int(i) - at for i in wrong[0])
+        said = f"distances {a} and {b} {'share' if same_bias[tuple(wrong[0])] else 'do not share'} a bias"
+    case.require(
+        not len(wrong),
+        "distances are put into other buckets than published",
+        got=said,
+        expected="the published rule",
+        cause=lambda: _bucket_cause(case, bias, at, length),
+    )
+    case.witness()
+
+
+def _bucket_cause(case: Case, bias: Tensor, at: int, length: int) -> str | None:
+    num_buckets, max_distance = int(case.subject.fact("num_buckets", 32)), int(case.subject.fact("max_distance", 128))
+    relative = torch.arange(length) - at
+    same_bias = (bias[:, :, None] == bias[:, None, :]).all(dim=0)
+    both = bool(case.subject.fact("bidirectional"))
+    for words, guess in (
+        ("the sign of the distance is swapped", (-relative, both)),
+        (f"the bias behaves as if bidirectional were {not both}", (relative, not both)),
+    ):
+        bucket = t5_bucket(guess[0], bidirectional=guess[1], num_buckets=num_buckets, max_distance=max_distance)
+        if bool(((bucket[:, None] == bucket[None, :]) == same_bias).all()):
+            return words
+    return None
