@@ -87,6 +87,7 @@ FACTS: Mapping[str, Fact] = {
         _one_of("activation", ("relu", "gelu", "gelu_tanh", "swiglu", "other"), "feed-forward activation"),
         _flag("bias", "linear maps have biases"),
         _flag("norm_bias", "the normalization has a bias beside its gain (default: LayerNorm yes, RMSNorm no)"),
+        _flag("output_bias", "the projection to the vocabulary has a bias (default: it has none)"),
         _flag("tied", "output projection and token embedding are one parameter"),
         _flag("cross_attention", "the layer attends to a memory"),
         _flag("encodes_source", "an encoder-decoder encodes its source (default) rather than taking a memory"),

@@ -174,7 +174,7 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
         )
     sizes = DrawnConfig(
         d_model=attention.embed_dim, num_heads=attention.num_heads, num_key_value_heads=attention.num_heads,
-        d_ff=layer.linear1.out_features, dropout=layer.dropout.p,
+        d_ff=layer.linear1.out_features, dropout=layer.dropout.p, num_layers=len(getattr(thing, "layers", [layer])),
     )  # fmt: skip
     norm_first = layer.norm_first
     facts = {**like.declares, "norm_placement": "pre" if norm_first else "post"}

@@ -40,8 +40,8 @@ class _Rotating:
     def bound(self, largest: int, length: float) -> float:
         """Bound the error of a rotated vector of this length at positions up to `largest`.
 
-        An angle p omega computed in float32 is wrong by p omega (log(base) + 3) eps; sine, cosine, two products and a sum
-        add a few u of the dtype.
+        An angle p omega computed in float32 is wrong by p omega (log(base) + 3) eps; sine, cosine, two products and
+        a sum add a few u of the dtype.
         """
         angle = largest * (math.log(float(self.case.subject.fact("base", 10000.0))) + 3) * epsilon(torch.float32)
         return length * (angle + 8 * epsilon(self.dtype) + 8 * epsilon(torch.float32))
@@ -185,6 +185,7 @@ def frequencies_are_geometric(case: Case) -> None:
         expected.sort(descending=True).values.expand_as(angles).clone(),
         "the frequencies are not base^(-2i/K)",
         bound=bound,
+        constants_allowed=True,
         cause=lambda: _frequency_cause(angles[0], turned, base, bound),
     )
     case.witness()

@@ -1,0 +1,72 @@
+"""Causality, end to end: a language model trained on noise cannot beat the entropy of the noise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+from veriformer.properties.case import Case
+from veriformer.properties.premises import needs_fact, needs_module
+from veriformer.properties.property import holds
+from veriformer.properties.violations import SubjectError
+
+_STEPS, _BATCH, _LENGTH = 40, 16, 6
+
+
+@holds(
+    "causality.random-tokens",
+    statement="Trained for a few steps on independent uniform tokens, a causal model does not beat log V on new ones.",
+    formula="E[-log p(x_t | x_<t)] >= log V for x_t uniform and independent",
+    source="Shannon 1948: no predictor beats the entropy; a leak of the next token is learned within steps.",
+    kinds=("decoder",),
+    level="extended",
+    requires=("numerics.stateless",),
+    unless=(
+        needs_fact("causal", True),
+        needs_module,
+        lambda s: None if s.takes_tokens else "it takes embeddings, not tokens",
+    ),
+    examples_factor=0.05,
+    catches=("CM01", "CM19"),
+)
+def noise_cannot_be_predicted(case: Case) -> None:
+    """The only detector here that knows nothing of masks: whatever lets the next token through, by any path, makes the
+    loss fall. Judged on fresh tokens, n of them: the mean of n losses of a model without a leak is at least log V,
+    and falls below it by more than 7 standard errors with probability 1e-12.
+    """
+    built = case.built(dtype=torch.float32, fresh=True)
+    module = built.module
+    if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
+        case.reject("nothing to train")
+    vocab = built.config.vocab_size
+    optimiser = torch.optim.Adam(module.parameters(), lr=1e-2)
+
+    def losses(batch: int) -> torch.Tensor:
+        tokens = case.tokens(batch, _LENGTH + 1)
+        logits = case.call(built, tokens)[:, :-1]
+        if logits.shape[-1] != vocab:
+            raise SubjectError(
+                f"a decoder's logits have the vocabulary's {vocab} columns; these have {logits.shape[-1]}"
+            )
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+
+    for _ in range(_STEPS):
+        optimiser.zero_grad()
+        losses(_BATCH).mean().backward()
+        optimiser.step()
+    with torch.no_grad():
+        fresh = losses(256).double()
+    mean, error = float(fresh.mean()), float(fresh.std() / len(fresh) ** 0.5)
+    z = (math.log(vocab) - mean) / error
+    case.bench.tally.note(max(z, 0.0), 7.0)
+    case.require(
+        z <= 7.0,
+        f"after {_STEPS} steps on random tokens the loss is {mean:.3f}, below log V = {math.log(vocab):.3f}: the next token leaks in",
+        got=f"{mean:.4f}",
+        expected=f"at least {math.log(vocab):.4f}",
+        error=max(z, 0.0),
+        tolerance=7.0,
+    )
+    case.witness()

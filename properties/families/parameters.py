@@ -1,0 +1,273 @@
+"""Parameters: as many as the formula says, all registered, all used, tied where declared."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from veriformer.properties.case import Case
+from veriformer.properties.expected_count import COUNTED, expected_count, surplus_cause, total, why_unknown
+from veriformer.properties.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_module
+from veriformer.properties.property import holds
+from veriformer.properties.subject import KINDS, DrawnConfig, Subject
+
+_MODULES = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("softmax", "attention"))
+_COUNT = "Course notes, section 8.1; derivation in veriformer.reference.counting."
+
+
+def count(module: nn.Module) -> int:
+    """Return the number of parameters by identity: a tied one counts once, buffers never."""
+    return sum({id(p): p.numel() for p in module.parameters()}.values())
+
+
+def _is_module(case: Case, built: Built) -> nn.Module:
+    if not isinstance(built.module, nn.Module):
+        case.reject("not an nn.Module")
+    return built.module  # type: ignore[no-any-return]
+
+
+@holds(
+    "parameters.exact-count",
+    statement="The number of parameters is the closed form in the sizes, whatever the sequence length.",
+    formula="encoder layer 12 d^2 + 13 d at d_ff = 4 d; decoder layer 16 d^2 + 19 d; totals V d + N(...)",
+    source=_COUNT,
+    kinds=COUNTED,
+    unless=(needs_module, why_unknown),
+    examples_factor=0.5,
+    catches=("IN01", "IN02", "IN05", "NM08", "FF02", "XA02", "parameters-bias"),
+)
+def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
+    """Every component is a matrix of known shape. Counted by identity, over the drawn sizes; for full heads the number
+    of heads does not matter, and no call changes the count.
+    """
+    built = case.built()
+    module = _is_module(case, built)
+    components = expected_count(case.subject, built.config)
+    wanted, before = total(components), count(module)
+    case.integer("calls", 0, 1)
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    for got, when in ((before, ""), (count(module), " after a call")):
+        listed = ", ".join(f"{c.times} x {c.name} {c.each:,}" for c in components if c.times and c.each)
+        case.require(
+            got == wanted,
+            f"the model has {got:,} parameters{when}, the formula gives {wanted:,}",
+            got=f"{got:,}",
+            expected=f"{wanted:,} = {listed}",
+            error=abs(got - wanted),
+            cause=lambda: surplus_cause(before - wanted, components, built.config),
+        )
+    case.witness()
+
+
+def _reachable(value: Any, name: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Walk the tensors and modules inside lists, tuples and dicts."""
+    if isinstance(value, Tensor | nn.Module):
+        yield name, value
+    elif depth and isinstance(value, list | tuple | set):
+        for number, item in enumerate(value):
+            yield from _reachable(item, f"{name}[{number}]", depth - 1)
+    elif depth and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _reachable(item, f"{name}[{key!r}]", depth - 1)
+
+
+def _hidden(module: nn.Module) -> Iterator[str]:
+    """Name trainable tensors and modules that hang on plain attributes, which parameters() does not see."""
+    known = {id(p) for p in (*module.parameters(), *module.buffers(), *module.modules())}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if (
+                name in ("_parameters", "_buffers", "_modules")
+                or name.endswith("_hooks")
+                or name == "_non_persistent_buffers_set"
+            ):
+                continue
+            for label, found in _reachable(value, f"{path}.{name}".lstrip(".")):
+                if isinstance(found, nn.Module):
+                    hidden = any(id(p) not in known for p in found.parameters())
+                else:
+                    hidden = isinstance(found, nn.Parameter)
+                if hidden and id(found) not in known:
+                    yield label
+
+
+@holds(
+    "parameters.registered",
+    statement="Every parameter is registered: state dict, deepcopy, .to() and pickle give the same outputs.",
+    formula="f = load(build(), f.state_dict()) = deepcopy(f) = f.to(dtype).to(back)",
+    source="torch.nn.Module: what is not registered is neither saved, moved nor trained.",
+    kinds=_MODULES,
+    unless=needs_module,
+    examples_factor=0.3,
+    catches=("IN05", "PE08", "CM05"),
+)
+def nothing_is_left_behind(case: Case) -> None:
+    """A layer in a Python list is in no state dict; a tensor in an attribute stays when the model moves. A class that
+    cannot be pickled (defined inside a function) is not judged by pickling.
+    """
+    built = case.built()
+    module = _is_module(case, built)
+    hidden = next(_hidden(module), None)
+    case.require(
+        hidden is None,
+        f"{hidden!r} holds parameters and is not registered: it is neither saved, moved nor trained",
+        got="a plain attribute",
+        expected="a registered module, parameter or buffer",
+    )
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    before = case.call(built, *tensors, *inputs.extras).detach().clone()
+    twins: list[tuple[str, nn.Module]] = [("deepcopy", copy.deepcopy(module))]
+    wide = torch.float64 if torch.float64 in case.bench.dtypes() else built.dtype
+    twins.append(("moving to another dtype and back", copy.deepcopy(module).to(wide).to(built.dtype)))
+    if case.subject.build is not None:
+        other = _is_module(case, case.built(dtype=built.dtype, raw=True, fresh=True))
+        other.load_state_dict(module.state_dict())
+        twins.append(("its state dict, loaded into a new model,", other))
+    try:
+        twins.append(("pickle", pickle.loads(pickle.dumps(module))))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        pass
+    for way, twin in twins:
+        after = case.call(replace(built, module=twin.eval()), *tensors, *inputs.extras)
+        case.close(after, before, f"{way} changes the output", constants_allowed=True)
+    case.witness()
+
+
+@holds(
+    "parameters.tied",
+    statement="Output projection and token embedding are one parameter if and only if they are declared so.",
+    formula="tied: W_out is E, after loading a state dict and after an optimiser step",
+    source="Vaswani et al. 2017, section 3.4; Press & Wolf 2017.",
+    kinds=("decoder", "encoder_decoder"),
+    unless=(
+        needs_module,
+        lambda s: None if s.fact("tied") is not None else "the fact 'tied' is not declared",
+        lambda s: None if s.takes_tokens else "there are no token embeddings",
+    ),
+    examples_factor=0.3,
+    catches=("tied-copy", "tied-not"),
+)
+def tying_survives(case: Case) -> None:
+    """Matrices of V x D are counted by identity; a copy made once drifts apart at the first step."""
+    built = case.built(fresh=True)
+    module, config = _is_module(case, built), built.config
+    shape = (config.vocab_size, config.d_model)
+
+    def matrices(of: nn.Module) -> int:
+        return len({id(p) for p in of.parameters() if tuple(p.shape) == shape})
+
+    wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
+    words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
+    inputs = ordinary(case.subject, config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    case.call(built, *tensors).square().mean().backward()
+    optimiser.step()
+    twin = copy.deepcopy(module)
+    twin.load_state_dict(module.state_dict())
+    for model, when in ((module, "after an optimiser step"), (twin, "after deepcopy and loading a state dict")):
+        case.require(
+            matrices(model) == wanted,
+            f"{when} the embedding and the output projection are not {words}",
+            got=f"{matrices(model)} matrices of {shape[0]} x {shape[1]}",
+            expected=str(wanted),
+        )
+    case.witness()
+
+
+@holds(
+    "parameters.all-used",
+    statement="Every parameter is connected to the output.",
+    formula="d f / d theta exists for every theta",
+    source="A parameter without a gradient is never trained.",
+    kinds=_MODULES,
+    unless=needs_module,
+    examples_factor=0.3,
+    catches=("EM07", "IN02", "ME02", "parameters-unused"),
+)
+def every_parameter_is_connected(case: Case) -> None:
+    """A gradient must exist; it may be zero by symmetry (a key bias shifts all scores of a row, which softmax cancels)."""
+    built = case.built()
+    module = _is_module(case, built)
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        case.integer("none", 0, 1)
+        case.witness()
+        return
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    output = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    probe = case.normal(*output.shape, dtype=output.dtype)
+    case.require(
+        output.requires_grad, "the output is connected to no parameter", got="no gradient", expected="gradients"
+    )
+    gradients = torch.autograd.grad((output * probe).sum(), [p for _, p in named], allow_unused=True)
+    unused = [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
+    case.require(
+        not unused,
+        f"{len(unused)} of {len(named)} parameters are not connected to the output",
+        got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
+        expected="a gradient for each",
+    )
+    case.witness()
+
+
+_PUBLISHED = (
+    DrawnConfig(
+        d_model=512, num_heads=8, num_key_value_heads=8, d_ff=2048, num_layers=6, vocab_size=37000, max_len=512
+    ),
+    DrawnConfig(
+        d_model=768, num_heads=12, num_key_value_heads=12, d_ff=3072, num_layers=12, vocab_size=50257, max_len=1024
+    ),
+    DrawnConfig(
+        d_model=1024, num_heads=16, num_key_value_heads=16, d_ff=4096, num_layers=6, vocab_size=37000, max_len=512
+    ),
+    DrawnConfig(d_model=128, num_heads=8, num_key_value_heads=8, d_ff=512, num_layers=6, vocab_size=1000, max_len=128),
+)
+"""Sizes of Transformer base, GPT-2 small (and BERT base), Transformer big, and the course's notebook."""
+
+
+def _builds_any_size(subject: Subject) -> str | None:
+    if subject.build is None:
+        return "a ready-made instance has one size"
+    return "its domain limits the sizes" if subject.domain else None
+
+
+@holds(
+    "parameters.paper-table",
+    statement="At published sizes the model has the published number of parameters.",
+    formula="Transformer base, big, GPT-2 small, the course's 1000/128/6: counts from their configurations",
+    source="Vaswani et al. 2017, table 3; Radford et al. 2019; course notes, sections 5 and 8.1.",
+    kinds=COUNTED,
+    level="extended",
+    requires=("parameters.exact-count",),
+    unless=(needs_module, why_unknown, _builds_any_size),
+    examples_factor=0.2,
+    catches=("IN02", "parameters-cap"),
+)
+def published_sizes_give_published_counts(case: Case) -> None:
+    """Built on the meta device, which allocates nothing; only the sizes that the subject's facts can express are
+    reached (a GPT-2 is tied, pre-LN, with learned positions). Sizes unlike those of exact-count show a hidden limit.
+    """
+    config = _PUBLISHED[case.integer("published", 0, len(_PUBLISHED) - 1)]
+    assert case.subject.build is not None
+    with torch.device("meta"):
+        module = case.bench.call(case.subject.build, config)
+    wanted, got = total(expected_count(case.subject, config)), count(module)
+    case.require(
+        got == wanted,
+        f"at d_model={config.d_model} the model has {got:,} parameters, the formula gives {wanted:,}",
+        got=f"{got:,}",
+        expected=f"{wanted:,}",
+        error=abs(got - wanted),
+        cause=lambda: surplus_cause(got - wanted, expected_count(case.subject, config), config),
+    )
+    case.witness()
