@@ -18,6 +18,7 @@ from veriformer.properties.results import Counterexample, Report, Result, Subjec
 from veriformer.reports.records import write_json, write_text
 from veriformer.reports.terminal import print_failure, print_report
 
+NOTHING_JUDGED = 2
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -63,8 +64,13 @@ def check(
             plan = pool.ask("plan", targets=targets, only=only, exclude=exclude, level=level)
             deviations.must_name(p["id"] for p in pool.ask("describe")["properties"])
             run.judge(pool, plan, err)
-    except (RefusedError, DeviationsError) as problem:
+    except DeviationsError as problem:
         raise click.UsageError(str(problem)) from None
+    except RefusedError as problem:
+        if problem.is_usage:
+            raise click.UsageError(str(problem)) from None
+        click.echo(f"Error: {problem}", err=True)
+        return NOTHING_JUDGED
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then")
         run.interrupted = True
@@ -114,7 +120,7 @@ class _Run:
                     self.report.subjects.append(part)
                     tasks += self._tasks(
                         part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)
-                    )  # type: ignore[misc]
+                    )
                 pool.run(tasks)
         finally:
             for part in self.report.subjects:

@@ -16,7 +16,15 @@ _START = 120.0  # seconds for a process to import torch on a slow disk
 
 
 class RefusedError(Exception):
-    """A worker refused a question; the message is one sentence for the user."""
+    """A worker refused a question; the message is one sentence for the user.
+
+    Attributes:
+        is_usage: whether the user asked for something that does not exist, rather than for something that broke.
+    """
+
+    def __init__(self, why: str, *, is_usage: bool = True) -> None:
+        super().__init__(why)
+        self.is_usage = is_usage
 
 
 class Worker:
@@ -46,8 +54,8 @@ class Worker:
         """
         verdict, answer = self.connection.recv()
         if verdict == "refused":
-            raise RefusedError(answer["why"])
-        return answer  # type: ignore[no-any-return]
+            raise RefusedError(answer["why"], is_usage=answer.get("is_usage", True))
+        return answer
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -110,11 +118,11 @@ class Pool:
         worker.ask(question, seconds, **arguments)
         if not worker.connection.poll(worker.deadline - time.monotonic()):
             worker.stop()
-            raise RefusedError(f"no answer came within {seconds:g} s: importing or building the target hangs")
+            raise RefusedError(f"no answer came within {seconds:g} s: importing the target hangs", is_usage=False)
         try:
             answer = worker.answer()
         except EOFError:
-            raise RefusedError(f"{worker.epitaph()} while the target was loaded") from None
+            raise RefusedError(f"{worker.epitaph()} while the target was loaded", is_usage=False) from None
         self._idle.append(worker)
         return answer
 

@@ -27,7 +27,9 @@ class Answers:
         """Return `("ok", answer)` or `("refused", {"why": sentence})`."""
         try:
             return "ok", getattr(self, question)(**arguments)
-        except (TargetError, KeyError, ValueError) as problem:
+        except TargetError as problem:
+            return "refused", {"why": str(problem), "is_usage": problem.is_usage}
+        except (KeyError, ValueError) as problem:
             return "refused", {"why": str(problem.args[0]) if problem.args else str(problem)}
         except Exception as problem:  # a worker that dies takes the reason with it
             return "refused", {

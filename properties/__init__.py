@@ -1,1 +1,42 @@
-"""Placeholder docstring, replaced below."""
+"""Properties that every right Transformer has, and the engine that checks them.
+
+>>> from veriformer.properties import Subject, check
+>>> from torch.nn.functional import softmax
+>>> mine = Subject(kind="softmax", forward=lambda model, scores, dim=-1: softmax(scores, dim))
+>>> check(mine, profile="quick").ok
+True
+
+The public names are loaded when first used, so that importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veriformer.properties.checking import check
+    from veriformer.properties.parametrizing import parametrize
+    from veriformer.properties.profiles import Settings
+    from veriformer.properties.property import holds
+    from veriformer.properties.results import Report, Result
+    from veriformer.properties.subject import DrawnConfig, Subject
+
+__all__ = ["DrawnConfig", "Report", "Result", "Settings", "Subject", "check", "holds", "parametrize"]
+
+_HOMES = {
+    "DrawnConfig": "subject",
+    "Report": "results",
+    "Result": "results",
+    "Settings": "profiles",
+    "Subject": "subject",
+    "check": "checking",
+    "holds": "property",
+    "parametrize": "parametrizing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"veriformer.properties has no {name!r}; it has: {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"veriformer.properties.{_HOMES[name]}"), name)

@@ -84,7 +84,7 @@ class Case:
         """Draw one of the dtypes in which the subject is judged."""
         names = [str(d).removeprefix("torch.") for d in self.bench.dtypes()]
         name = self.choice("dtype", names) if len(names) > 1 else names[0]
-        return getattr(torch, name)  # type: ignore[no-any-return]
+        return getattr(torch, name)
 
     def reject(self, reason: str) -> None:
         """Give this case up: it does not meet the premise."""

@@ -59,6 +59,11 @@ class Judge:
                 return None
             return power(self._bench, properties)
 
+    @property
+    def known(self) -> dict[str, str]:
+        """Outcomes so far, by id."""
+        return dict(self._outcomes)
+
     def learn(self, prop_id: str, outcome: str) -> None:
         """Take over an outcome that was found elsewhere (another process), for what requires it."""
         self._outcomes[prop_id] = outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -50,7 +51,7 @@ def _fit(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
     for f in fields(DrawnConfig):
         wanted = getattr(candidate, f.name)
         allowed = subject.domain.get(f.name)
-        sizes[f.name] = wanted if allowed is None else min(allowed, key=lambda v, w=wanted: (abs(v - w), v))
+        sizes[f.name] = wanted if allowed is None else _nearest(allowed, wanted)
     fitted = replace(candidate, **sizes)
     if fitted.d_model % fitted.num_heads:
         heads = [h for h in subject.domain.get("num_heads", range(1, 9)) if fitted.d_model % h == 0]
@@ -68,6 +69,10 @@ def _fit(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
         groups = [g for g in range(1, fitted.num_heads + 1) if fitted.num_heads % g == 0]
         fitted = replace(fitted, num_key_value_heads=min(groups, key=lambda g: abs(g - candidate.num_key_value_heads)))
     return fitted
+
+
+def _nearest(allowed: Sequence[Any], wanted: Any) -> Any:
+    return min(allowed, key=lambda value: (abs(value - wanted), value))
 
 
 def colliding_lengths(subject: Subject, config: DrawnConfig) -> list[int]:

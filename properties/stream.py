@@ -127,9 +127,7 @@ class Stream:
         total = (picked * probe.to(picked.device, picked.dtype)).sum()
         if not total.requires_grad:
             return None
-        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
-        if gradient is None:
-            gradient = torch.zeros_like(leaf)
+        (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
         return gradient.detach().abs().amax(dim=-1)
 
     def _with_leaf(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 class TargetError(Exception):
-    """A target that gives no subject; says which and why in one sentence."""
+    """A target that gives no subject; says which and why in one sentence.
+
+    Attributes:
+        is_usage: whether the word itself is wrong (no such file, attribute or name), rather than what it leads to.
+    """
+
+    def __init__(self, why: str, *, is_usage: bool = False) -> None:
+        super().__init__(why)
+        self.is_usage = is_usage
 
 
 def load(target: str) -> list[Subject]:
@@ -41,7 +49,8 @@ def load(target: str) -> list[Subject]:
     if not colon:
         raise TargetError(
             f"{target!r} is no target; give package.module:attribute, path/file.py:attribute, "
-            f"or one of {', '.join(adapters.groups())}"
+            f"or one of {', '.join(adapters.groups())}",
+            is_usage=True,
         )
     module = _load_file(place) if place.endswith(".py") else _import(place)
     thing = _attribute(module, attribute, place)
@@ -55,7 +64,9 @@ def _shipped(group: str, name: str) -> list[Subject]:
 
     known = adapters.shipped(group)
     if name and name not in known:
-        raise TargetError(f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {', '.join(known)}")
+        raise TargetError(
+            f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {', '.join(known)}", is_usage=True
+        )
     return [replace(s, target=f"{group}:{n}") for n, s in known.items() if name in ("", n)]
 
 
@@ -81,7 +92,7 @@ def _import(name: str) -> ModuleType:
 def _load_file(place: str) -> ModuleType:
     path = Path(place).resolve()
     if not path.is_file():
-        raise TargetError(f"there is no file {place!r}; give the path of a Python file, then :attribute")
+        raise TargetError(f"there is no file {place!r}; give the path of a Python file, then :attribute", is_usage=True)
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -119,7 +130,9 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
         if not hasattr(thing, part):
             public = [n for n in vars(module) if not n.startswith("_")]
             has = ", ".join(public) or "nothing public"
-            raise TargetError(f"{place} has no attribute {part!r}; {_nearest(part, public)}it has: {has}")
+            raise TargetError(
+                f"{place} has no attribute {part!r}; {_nearest(part, public)}it has: {has}", is_usage=True
+            )
         thing = getattr(thing, part)
     return thing
 

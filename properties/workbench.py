@@ -81,13 +81,15 @@ class Workbench:
         """Sizes that models are built with, smallest first."""
         return self.pool.configs
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the subject: timed, limited in time, its warnings kept quiet.
 
         Raises:
             SubjectError: it raised.
             SubjectTimeoutError: it took longer than `settings.call_seconds`.
         """
+        if function is None:
+            raise SubjectError("the subject does not offer what the property needs")
         started = time.perf_counter()
         try:
             aside = self.recorder.aside() if self.recorder else nullcontext()

@@ -28,7 +28,7 @@ class NoSkip(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drop the change of a whole sample with probability `rate`, scale the rest by 1 / (1 - rate) (Huang et al. 2016)."""
+    """Drop a sample's change with probability `rate`, scale the rest by 1 / (1 - rate) (Huang et al. 2016)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ class Sublayer(nn.Module):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return what the sublayer gets, `[B, T, D]`."""
-        return self.norm_in(x)  # type: ignore[no-any-return]
+        return self.norm_in(x)
 
     def leave(self, x: Tensor, change: Tensor) -> Tensor:
         """Return what follows from the stream `x` and the sublayer's output `change`, `[B, T, D]`."""
-        return self.norm_out(self.skip(x, self.drop_path(self.dropout(change))))  # type: ignore[no-any-return]
+        return self.norm_out(self.skip(x, self.drop_path(self.dropout(change))))
 
 
 def make_attention(

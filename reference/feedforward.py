@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` `[..., D]` to `[..., D]`, each token by itself."""
-        return self.down(self.dropout(self.activation(self.up(x))))  # type: ignore[no-any-return]
+        return self.down(self.dropout(self.activation(self.up(x))))
 
 
 class SwiGLU(nn.Module):
@@ -44,7 +44,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` `[..., D]` to `[..., D]`, each token by itself."""
-        return self.down(self.dropout(functional.silu(self.gate(x)) * self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.dropout(functional.silu(self.gate(x)) * self.up(x)))
 
 
 FEED_FORWARDS: Mapping[str, Callable[..., nn.Module]] = {

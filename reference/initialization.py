@@ -22,7 +22,7 @@ def xavier(model: nn.Module, config: Config, generator: torch.Generator | None) 
 
 
 def gpt2(model: nn.Module, config: Config, generator: torch.Generator | None) -> None:
-    """N(0, 0.02^2), divided by sqrt(2N) where a map writes into the residual stream (Radford et al. 2019, section 2.3)."""
+    """N(0, 0.02^2), over sqrt(2N) where a map writes into the residual stream (Radford et al. 2019, section 2.3)."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             writes = name.endswith(("o_proj", "feed_forward.down"))

@@ -52,7 +52,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor | None, embeddings: Tensor | None, positions: Tensor) -> Tensor:
         """Return `[B, T, D]` from token ids `[B, T]`, or from `embeddings` that stand in for the table's rows."""
         x = self.tokens(tokens) if embeddings is None else embeddings
-        return self.dropout(self.positions(x * self.scale, positions))  # type: ignore[no-any-return]
+        return self.dropout(self.positions(x * self.scale, positions))
 
 
 class Stack(nn.Module):
@@ -218,7 +218,7 @@ class EncoderDecoder(nn.Module):
         x = self.target_embedding(target, None, positions)
         for layer in self.decoder.layers:
             x, _ = layer(x, memory, target_mask, source_mask, positions)
-        return self.output(self.decoder.final_norm(x))  # type: ignore[no-any-return]
+        return self.output(self.decoder.final_norm(x))
 
 
 class Classifier(nn.Module):
@@ -249,7 +249,7 @@ class Classifier(nn.Module):
         all_positions = torch.cat([positions.new_zeros(len(x), self.num_extras), positions], dim=1)
         hidden, _ = run_layers(self.stack, torch.cat([extras, x], dim=1), everything, all_positions)
         pooled = self.pooling(hidden[:, : self.num_extras], hidden[:, self.num_extras :], mask)
-        return self.classify(pooled)  # type: ignore[no-any-return]
+        return self.classify(pooled)
 
 
 MODELS: Mapping[str, Callable[[Config], nn.Module]] = {

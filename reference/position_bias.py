@@ -88,7 +88,7 @@ class T5Bias(nn.Module):
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        return self.table(bucket).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        return self.table(bucket).permute(0, 3, 1, 2)
 
 
 class NoBias(nn.Module):

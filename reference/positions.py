@@ -58,7 +58,7 @@ class LearnedPositions(nn.Module):
                 f"the sequence reaches position {int(positions.max())}, the learned table ends at {max_len - 1}; "
                 "build the model with a larger max_len"
             )
-        return x + self.table(positions)  # type: ignore[no-any-return]
+        return x + self.table(positions)
 
 
 class NoPositions(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from veriformer.properties.subject import DrawnConfig, Subject
 
 

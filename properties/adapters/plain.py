@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from veriformer.properties.subject import DrawnConfig, Subject
 
-_SIZES: dict[str, Callable[[DrawnConfig], Any]] = {
-    f.name: (lambda c, name=f.name: getattr(c, name))
-    for f in fields(DrawnConfig)  # type: ignore[misc]
-}
+_SIZES = tuple(f.name for f in fields(DrawnConfig))
 _ALIASES: dict[str, str] = {
     "dim": "d_model", "embed_dim": "d_model", "hidden_size": "d_model", "n_embd": "d_model", "width": "d_model",
     "d_hidden": "d_ff", "ffn_dim": "d_ff", "dim_feedforward": "d_ff", "intermediate_size": "d_ff", "hidden_dim": "d_ff",
@@ -108,7 +105,7 @@ def _from_class(cls: type[nn.Module], kind: str | None) -> Subject:
             )
 
     def build(config: DrawnConfig) -> nn.Module:
-        return cls(**{name: _SIZES[size](config) for name, size in given.items()})
+        return cls(**{name: getattr(config, size) for name, size in given.items()})
 
     return _described(cls.__name__, kind, _sample(cls, build), build=build)
 

@@ -10,7 +10,7 @@ from torch import nn
 from veriformer.properties.subject import DrawnConfig, Subject
 
 
-def build_encoder_layer(config: Any, norm_first: bool = False, activation: str = "relu") -> nn.Module:
+def build_encoder_layer(config: Any, norm_first: bool = False, activation: str = "relu") -> Any:
     """Return an encoder layer of the drawn sizes."""
     return nn.TransformerEncoderLayer(
         config.d_model, config.num_heads, config.d_ff, config.dropout,
@@ -25,7 +25,7 @@ def build_encoder(config: Any, norm_first: bool = False) -> nn.Module:
     return nn.TransformerEncoder(layer, config.num_layers, norm=norm, enable_nested_tensor=not norm_first)
 
 
-def build_decoder_layer(config: Any, norm_first: bool = False) -> nn.Module:
+def build_decoder_layer(config: Any, norm_first: bool = False) -> Any:
     """Return a decoder layer of the drawn sizes."""
     return nn.TransformerDecoderLayer(
         config.d_model, config.num_heads, config.d_ff, config.dropout, batch_first=True, norm_first=norm_first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from veriformer.properties.attending import Attending
@@ -210,7 +212,7 @@ def an_empty_row_harms_nobody(case: Case) -> None:
     case.witness()
 
 
-def _with_an_empty_row(case: Case) -> tuple[list[Tensor], object, Tensor]:
+def _with_an_empty_row(case: Case) -> tuple[list[Tensor], Callable[[Path], Tensor], Tensor]:
     """Return leaves, a function of the path that calls the subject, and which output rows are empty."""
     if case.subject.kind == "attention":
         drawn = Attending(case)
@@ -220,7 +222,7 @@ def _with_an_empty_row(case: Case) -> tuple[list[Tensor], object, Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in (drawn.query, drawn.key, drawn.value)]
         empty = torch.zeros(drawn.query.shape[:3], dtype=torch.bool, device=allow.device)
         empty[:, :, row] = True
-        return leaves, lambda path: drawn(*leaves, allow, path=path), empty
+        return leaves, lambda path: drawn(leaves[0], leaves[1], leaves[2], allow, path=path), empty
     stream = Stream(case, case.built(), side="source" if case.subject.kind == "cross_attention" else "target")
     x = stream.draw(3, case.length("T", low=2)).requires_grad_()
     mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -237,7 +239,7 @@ def _with_an_empty_row(case: Case) -> tuple[list[Tensor], object, Tensor]:
 def _raises_on_empty_rows(case: Case) -> None:
     _, call, _ = _with_an_empty_row(case)
     try:
-        call(Path())  # type: ignore[operator]
+        call(Path())
     except SubjectError:
         case.witness()
         return

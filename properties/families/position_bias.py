@@ -29,7 +29,7 @@ def _bias(case: Case, query_len: int, key_len: int) -> Tensor:
     catches=("RB02", "bias-absolute"),
 )
 def the_bias_sees_distance_alone(case: Case) -> None:
-    """Differences along a row are compared between rows, so that a constant a row (which softmax cancels) does not count.
+    """Differences along a row are compared between rows: a constant a row, which softmax cancels, does not count.
     Query and key lengths differ.
     """
     queries, keys = case.integer("T", 2, 9), case.integer("S", 3, 12)

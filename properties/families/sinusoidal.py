@@ -67,7 +67,7 @@ def _layout(case: Case, table: Tensor) -> str:
         return str(declared)
     base = float(case.subject.fact("base", 10000.0))
     errors = {
-        layout: float((table.double() - closed_form(*table.shape, base, layout)).abs().mean())
+        layout: float((table.double() - closed_form(table.shape[0], table.shape[1], base, layout)).abs().mean())
         for layout in ("interleaved", "halves")
     }
     return min(errors, key=lambda layout: errors[layout])
@@ -93,9 +93,9 @@ def the_table_is_the_closed_form(case: Case) -> None:
     base, layout = float(case.subject.fact("base", 10000.0)), _layout(case, table)
     case.close(
         table.double(),
-        closed_form(*table.shape, base, layout, case.subject.fact("position_offset", 0)),
+        closed_form(table.shape[0], table.shape[1], base, layout, case.subject.fact("position_offset", 0)),
         "the table is not that of the formula",
-        bound=table_bound(*table.shape, base, layout, table.dtype),
+        bound=table_bound(table.shape[0], table.shape[1], base, layout, table.dtype),
         cause=lambda: _cause(table, base, layout),
     )
     case.witness()

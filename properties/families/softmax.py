@@ -34,7 +34,6 @@ def _weights(case: Case, built: Built) -> Tensor:
         return _softmax(case, built, case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0))))
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    assert case.subject.weights is not None
     weights: Tensor = case.bench.call(case.subject.weights, built.module, *tensors)
     return weights
 

@@ -1,0 +1,37 @@
+# Two commands: `make verify` runs the main job, `make test` passes the tests. Both set up what they need; PYTHON may
+# name another interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+PACKAGES = -p veriformer.reference -p veriformer.properties -p veriformer.reports -p veriformer.cli
+
+.PHONY: verify test lint types bench clean
+
+verify: $(STAMP)
+	$(BIN)/veriformer check reference torch --profile quick --out build/verify
+
+test: lint types
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The folders at the top level are the package, so mypy is shown them under the package's name.
+types: $(STAMP)
+	@mkdir -p .typecheck && ln -sfn .. .typecheck/veriformer
+	MYPYPATH=.typecheck $(BIN)/mypy $(PACKAGES)
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/check_speed.py
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf build dist .typecheck *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .veriformer

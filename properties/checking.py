@@ -1,0 +1,56 @@
+"""`check`: judge a subject in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from veriformer.properties.adapters import as_subject
+from veriformer.properties.deviations import apply_deviations, read_deviations
+from veriformer.properties.engine import run, select
+from veriformer.properties.profiles import Settings
+from veriformer.properties.results import Report
+
+
+def check(
+    thing: Any,
+    *,
+    kind: str | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    level: str = "all",
+    profile: str = "standard",
+    seed: int = 0,
+    device: str = "cpu",
+    deviations: str | Path | None = None,
+    **declares: Any,
+) -> Report:
+    """Judge a Subject, a module class or instance, or a function. Never raises for a violation.
+
+    Args:
+        thing: what to judge; see `veriformer.properties.adapters.as_subject`.
+        kind: of a plain function or an unknown module.
+        only: ids or families of properties; empty for all.
+        exclude: ids or families to leave out.
+        level: "core" or "all".
+        profile: "quick", "standard" or "thorough".
+        seed: of every random choice.
+        device: torch device.
+        deviations: TOML file of known deviations.
+        declares: facts, e.g. `causal=True`.
+
+    Returns:
+        The report: `report.ok`, `report.results`, `report.raise_for_violations()`.
+
+    Raises:
+        TypeError: the thing is not recognised.
+        ValueError: a kind, fact or profile does not exist.
+        KeyError: a property does not exist.
+        DeviationsError: the deviations file cannot be relied on.
+    """
+    subject = as_subject(thing, kind=kind, **declares)
+    known = read_deviations(None if deviations is None else Path(deviations))
+    report = run([subject], select(only, exclude, level), Settings(profile=profile, seed=seed, device=device))
+    apply_deviations(report, known)
+    return report

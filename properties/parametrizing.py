@@ -1,0 +1,87 @@
+"""`parametrize`: one pytest test for each property, in two lines of a user's own test file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from veriformer.properties import results as r
+from veriformer.properties.adapters import as_subject
+from veriformer.properties.deviations import apply_deviations, read_deviations
+from veriformer.properties.engine import Judge, select
+from veriformer.properties.profiles import Settings
+from veriformer.properties.property import Property
+from veriformer.properties.results import Report, Result, SubjectReport
+
+
+def parametrize(
+    thing: Any, *, kind: str | None = None, profile: str = "standard", seed: int = 0, **declares: Any
+) -> Any:
+    """Return a test function that pytest runs once for each property that speaks of the subject's kind.
+
+    Args:
+        thing: what to judge; see `veriformer.properties.adapters.as_subject`.
+        kind: of a plain function or an unknown module.
+        profile: "quick", "standard" or "thorough".
+        seed: of every random choice.
+        declares: facts, e.g. `causal=True`.
+
+    In a test file:
+
+        from veriformer.properties import parametrize
+        test_my_model = parametrize(MyModel, causal=True)
+    """
+    subject = as_subject(thing, kind=kind, **declares)
+    judge = Judge(subject, Settings(profile=profile, seed=seed))
+    properties = [p for p in select() if subject.kind in p.kinds]
+
+    @pytest.mark.parametrize("prop", properties, ids=[p.id for p in properties])
+    def test(prop: Property) -> None:
+        settle(judge, prop)
+
+    return test
+
+
+def settle(judge: Judge, prop: Property) -> None:
+    """Judge one property and end the test accordingly.
+
+    What a property requires is judged first if it was not yet, so that tests may run alone and in any order. A
+    deviation that is declared passes as an expected failure; a property that does not apply is skipped with its reason.
+    """
+    result = judged_with_requirements(judge, prop)
+    if result.outcome == r.PASS:
+        return
+    if result.outcome == r.NOT_APPLICABLE:
+        pytest.skip(result.reason)
+    if result.outcome == r.DEVIATION:
+        pytest.xfail(result.reason)
+    pytest.fail(describe(result, prop, judge.subject.name), pytrace=False)
+
+
+def judged_with_requirements(judge: Judge, prop: Property) -> Result:
+    """Return the result of a property, known deviations applied."""
+    for needed in select(only=prop.requires) if prop.requires else ():
+        if needed.id not in judge.known:
+            judge.judge(needed)
+    result = judge.judge(prop)
+    report = Report([SubjectReport(judge.subject.name, judge.subject.kind, judge.subject.target, results=[result])],
+                    judge.settings.seed, judge.settings.profile, judge.settings.device)  # fmt: skip
+    apply_deviations(report, read_deviations(None))
+    return result
+
+
+def describe(result: Result, prop: Property, subject: str) -> str:
+    """Return the failure as text: the claim, the smallest case, numbers, and the likely cause."""
+    lines = [f"{result.outcome} {prop.id} on {subject}", prop.statement, result.reason]
+    case = result.counterexample
+    if case is not None:
+        drawn = " ".join(f"{k}={v}" for k, v in case.choices.items() if k != "config")
+        lines += [
+            f"  case      {drawn} {f'({case.sizes})' if case.sizes else ''}".rstrip(),
+            f"  expected  {case.expected}",
+            f"  got       {case.got}{f' at index {case.index}' if case.index else ''}",
+            f"  error     {case.error:.3g}, tolerance {case.tolerance:.3g}",
+            *([f"  path      {case.path}"] if case.path else []),
+            *([f"  likely    {case.cause}"] if case.cause else []),
+        ]
+    return "\n".join(line for line in lines if line.strip())

@@ -1,0 +1,78 @@
+"""Imports point one way, and what every pytest run in an environment loads is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("reference", "properties", "reports", "cli")
+ALLOWED = {
+    "reference": {"reference"},
+    "properties": {"reference", "properties"},
+    "reports": {"reports"},
+    "cli": {"reference", "properties", "reports", "cli"},
+}
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        parts = name.split(".")
+        assert parts[0] not in PACKAGES, f"{name}: the bare name loads the module a second time"
+        if parts[0] == "veriformer" and len(parts) > 1:
+            assert parts[1] in ALLOWED[package], f"{package} must not import {name}"
+
+
+def test_no_cycles_at_module_level() -> None:
+    edges: dict[str, set[str]] = {}
+    names = {"veriformer." + ".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
+    for name, path in names.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        body = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        edges[name] = {i for i in imported(ast.Module(body, [])) if i in names}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail, name])
+        if name not in done:
+            for needed in edges[name]:
+                visit(needed, (*trail, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["veriformer.properties", "veriformer.properties.pytest_plugin", "veriformer.reference", "veriformer.cli.main"],
+)
+def test_loads_no_torch(module: str) -> None:
+    code = f"import {module}, sys; assert 'torch' not in sys.modules, 'torch is loaded'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 420}
+    assert not long
+
+
+def test_there_is_one_list_of_allowed_edges_for_every_package() -> None:
+    assert set(ALLOWED) == set(PACKAGES)

@@ -1,0 +1,56 @@
+"""The wheel ships every package with its data, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("reference", "properties", "reports", "cli")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy of the sources, without a network."""
+    source = tmp_path_factory.mktemp("source")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
+        shutil.copy(ROOT / file, source)
+    out = source / "dist"
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_ships_every_file_of_every_package(wheel: Path) -> None:
+    shipped = {n for n in zipfile.ZipFile(wheel).namelist() if not n.split("/")[0].endswith(".dist-info")}
+    wanted = {
+        f"veriformer/{path.relative_to(ROOT)}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and "gallery" not in path.parts
+    }
+    assert shipped == wanted
+
+
+def test_the_wheel_has_the_command_and_the_plugin(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
+    points = archive.read(name).decode()
+    assert "veriformer = veriformer.cli.main:main" in points
+    assert "veriformer = veriformer.properties.pytest_plugin" in points
+
+
+def test_every_folder_with_code_is_listed_as_a_package() -> None:
+    listed = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for package in PACKAGES:
+        for folder in {p.parent for p in (ROOT / package).rglob("*.py")}:
+            name = "veriformer." + ".".join(folder.relative_to(ROOT).parts)
+            assert f'"{name}"' in listed, f"{name} is not in the list of packages"
