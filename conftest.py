@@ -7,7 +7,7 @@ import os
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported; several workers share the cores
     os.environ.setdefault(_variable, "1")
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 collect_ignore = ["reference", "properties", "reports", "cli", "build", "dist", "examples", "benchmarks"]
 """The packages at the top level hold no tests; `veriformer.properties` is tested under tests/."""
