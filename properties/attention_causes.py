@@ -86,6 +86,13 @@ def _candidates(
         lambda: (scores + full.double()).softmax(-1) @ value,
     )
     queries, keys = scores.shape[-2:]
+    if queries != keys and bool((full == torch.ones_like(full).tril(keys - queries)).all()):
+        top_left = torch.ones_like(full).tril(0)
+        yield (
+            "the output equals causal attention aligned to the top left: the last query does not see the last keys",
+            lambda: _masked(scores, top_left).softmax(-1).nan_to_num(0.0) @ value,
+        )
+
     for step in (1, -1):
         shifted = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries + step)
         if bool((full == torch.ones_like(full).tril(keys - queries)).all()):
@@ -94,12 +101,6 @@ def _candidates(
                 f"the output equals causal attention whose diagonal is off by one: it {words}",
                 lambda shifted=shifted: _masked(scores, shifted).softmax(-1).nan_to_num(0.0) @ value,  # type: ignore[misc]
             )
-    if queries != keys and bool((full == torch.ones_like(full).tril(keys - queries)).all()):
-        top_left = torch.ones_like(full).tril(0)
-        yield (
-            "the output equals causal attention aligned to the top left: the last query does not see the last keys",
-            lambda: _masked(scores, top_left).softmax(-1).nan_to_num(0.0) @ value,
-        )
 
 
 def attention_cause(

@@ -80,6 +80,11 @@ class Case:
             self._config = configs[index]
         return self._config
 
+    @property
+    def sizes(self) -> str:
+        """The drawn sizes in words; empty if none were drawn."""
+        return "" if self._config is None else str(self._config)
+
     def dtype(self) -> torch.dtype:
         """Draw one of the dtypes in which the subject is judged."""
         names = [str(d).removeprefix("torch.") for d in self.bench.dtypes()]

@@ -26,7 +26,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     found = Counterexample(
         id=hashlib.sha256(text.encode()).hexdigest()[:8],
         choices=case.choices,
-        sizes="" if case.subject.build is None else str(case.config()),
+        sizes="" if case.subject.build is None else case.sizes,
         headline=problem.headline,
         got=problem.got,
         expected=problem.expected,

@@ -45,12 +45,13 @@ def measured_map(case: Case, stream: Stream, x: Tensor, mask: Tensor | None, pat
     return by_substitution(stream, one, one_mask, path)
 
 
-def leak_cause(influence: Tensor, allowed: Tensor) -> str | None:
+def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str | None:
     """Name the shape of what an influence map shows where nothing may be.
 
     Args:
         influence: `[T, T]`, zero where nothing reaches.
         allowed: `[T, T]` bool.
+        num_layers: layers of the model; a leak of one step in each adds up.
 
     Returns:
         One sentence, or None if nothing illegal is seen.
@@ -72,6 +73,11 @@ def leak_cause(influence: Tensor, allowed: Tensor) -> str | None:
         return "influence exactly one step ahead: the mask's diagonal is off by one"
     if everything:
         return "influence from every later position: the causal mask is not applied on this path"
+    if max(future) == num_layers < length - 1:
+        return (
+            f"influence up to {num_layers} steps ahead in a model of {num_layers} layers: "
+            "the mask's diagonal is off by one in each of them"
+        )
     if max(future) < length - 1:
         return f"influence up to {max(future)} steps ahead: the mask's diagonal is off by {max(future)}"
     rows = sorted({t for t, _ in illegal.nonzero().tolist()})

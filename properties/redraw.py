@@ -30,7 +30,7 @@ def redraw_weights(model: nn.Module, seed: int) -> None:
     transposed = {id(m.weight) for m in model.modules() if type(m).__name__ == "Conv1D" and hasattr(m, "weight")}
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() or not parameter.numel():
                 continue
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             flat = parameter.detach().flatten()

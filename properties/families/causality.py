@@ -99,7 +99,8 @@ class _Map:
 
     def leak(self) -> str | None:
         """Name the likely cause of a leak, and whether it is on this path alone."""
-        cause = leak_cause(self._measured(self.path), self.allowed)
+        layers = self.stream.built.config.num_layers
+        cause = leak_cause(self._measured(self.path), self.allowed, layers)
         if cause is None or self.path == DEFAULT or leak_cause(self._measured(DEFAULT), self.allowed) is not None:
             return cause
         return f"{cause}; the plain path is clean, only this one leaks ({self.path})"

@@ -1,0 +1,265 @@
+"""Faults of scaled dot-product attention: the scale, the softmax, masks, grouped heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from veriformer.properties.subject import Subject
+
+from mutants import fault
+from mutants.parts import attention, masked
+
+
+@fault(
+    "SC01", "Missing 1/sqrt(d_k)", citation="documented bug SC01",
+    killed_by=("attention.definition", "attention.score-variance", "attention.kernel-average", "attention.hopfield-step"),
+    cause="no scaling",
+)  # fmt: skip
+def unscaled() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s, allow) @ v)
+
+
+@fault(
+    "SC02", "Divides by sqrt(d_model) instead of sqrt(d_head)", citation="documented bug SC02",
+    killed_by=("attention.definition", "attention.score-variance", "attention.hopfield-step"), cause="1/sqrt(d_model)",
+)  # fmt: skip
+def scaled_by_model_width() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s * (d * h) ** -0.5, allow) @ v)
+
+
+@fault(
+    "SC04", "Reciprocal confusion: divides by d^-1/2", citation="documented bug SC04",
+    killed_by=("attention.definition", "attention.score-variance"), cause="sqrt(d_head)",
+)  # fmt: skip
+def multiplied() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s / d**-0.5, allow) @ v)
+
+
+@fault(
+    "SC05", "Scaling applied twice", citation="documented bug SC05",
+    killed_by=("attention.definition", "attention.score-variance"), cause="scaled twice",
+)  # fmt: skip
+def scaled_twice() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s * d**-0.5 * d**-0.5, allow) @ v)
+
+
+@fault(
+    "SM01", "Softmax over the query axis instead of keys", citation="documented bug SM01",
+    killed_by=("attention.definition", "attention.key-shift", "attention.hard-limit", "attention.convexity"),
+    cause="softmax over the queries",
+)  # fmt: skip
+def over_queries() -> Subject:
+    return attention(
+        lambda s, v, allow, d, h: (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-2).nan_to_num(0.0) @ v
+    )
+
+
+@fault(
+    "SM02", "Softmax jointly over heads and positions", citation="documented bug SM02",
+    killed_by=("attention.definition", "attention.value-linearity"), cause="heads and keys together",
+)  # fmt: skip
+def over_heads_and_keys() -> Subject:
+    def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
+        joint = (s * d**-0.5).masked_fill(~allow, -torch.inf).transpose(1, 2).flatten(2)
+        return joint.softmax(-1).unflatten(2, (h, -1)).transpose(1, 2) @ v
+
+    return attention(combine)
+
+
+@fault(
+    "SM07", "Scale multiplied after softmax", citation="documented bug SM07",
+    killed_by=("attention.convexity", "attention.uniform-limit", "attention.definition"), cause="after the softmax",
+)  # fmt: skip
+def scaled_after() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s, allow) * d**-0.5 @ v)
+
+
+@fault(
+    "attention-count",
+    "Normalised by the number of keys",
+    killed_by=("attention.duplicate-keys", "attention.definition"),
+)
+def normalised_by_count() -> Subject:
+    return attention(lambda s, v, allow, d, h: (s * d**-0.5).exp() * allow / s.shape[-1] ** 2 @ v)
+
+
+@fault(
+    "attention-distance",
+    "Scores are negative L1 distances",
+    killed_by=("attention.orthogonal-gauge", "attention.definition"),
+)
+def by_distance() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        scores = -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(dim=-1)
+        allow = torch.ones(scores.shape[-2:], dtype=torch.bool) if attention_mask is None else attention_mask
+        return masked(scores, allow) @ v
+
+    return Subject(kind="attention", forward=forward)
+
+
+@fault("attention-index", "The score depends on the index of the key", killed_by=("attention.key-value-permutation",))
+def by_index() -> Subject:
+    return attention(lambda s, v, allow, d, h: masked(s * d**-0.5 + 0.1 * torch.arange(s.shape[-1]), allow) @ v)
+
+
+@fault(
+    "CM13", "Mask applied after softmax without renormalising", citation="documented bug CM13",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.convexity"),
+    cause="after the softmax",
+)  # fmt: skip
+def masked_after() -> Subject:
+    return attention(lambda s, v, allow, d, h: ((s * d**-0.5).softmax(-1) * allow) @ v)
+
+
+@fault(
+    "CM14", "Scores multiplied by the 0/1 mask before softmax (0 instead of -inf)", citation="documented bug CM14",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"), cause="set to 0 instead of -inf",
+)  # fmt: skip
+def masked_by_zero() -> Subject:
+    return attention(lambda s, v, allow, d, h: (s * d**-0.5 * allow).softmax(-1) @ v)
+
+
+@fault(
+    "CM10", "0/1 mask passed to an additive-mask API", citation="documented bug CM10",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.uniform-limit"),
+    cause="added to the scores as 0 and 1",
+)  # fmt: skip
+def mask_added() -> Subject:
+    return attention(lambda s, v, allow, d, h: (s * d**-0.5 + allow.to(s.dtype)).softmax(-1) @ v)
+
+
+@fault(
+    "CM11", "Additive -inf mask passed to an API expecting 0/1 (equivalent in float64)", citation="documented bug CM11",
+    killed_by=("attention.mask-semantics",),
+)  # fmt: skip
+def additive_taken_for_binary() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        if attention_mask is not None:
+            additive = torch.zeros_like(scores).masked_fill(~attention_mask, -1e4)
+            scores = scores + (1 - additive) * -1e9
+        return scores.softmax(-1) @ v
+
+    return Subject(kind="attention", forward=forward)
+
+
+@fault(
+    "PM07", "Finite mask constant too weak", citation="documented bug PM07",
+    killed_by=("attention.masked-equals-removed",),
+)  # fmt: skip
+def weak_constant() -> Subject:
+    return attention(lambda s, v, allow, d, h: (s * d**-0.5 + (~allow) * -100.0).softmax(-1) @ v)
+
+
+@fault(
+    "PM14", "Padding mask sign/zero-test forgotten", citation="documented bug PM14",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"), cause="inverted",
+)  # fmt: skip
+def inverted() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        return (scores.softmax(-1) if attention_mask is None else masked(scores, ~attention_mask)) @ v
+
+    return Subject(kind="attention", forward=forward)
+
+
+@fault(
+    "PM01", "Fully masked row gives NaN output", citation="documented bug PM01",
+    killed_by=("attention.empty-row",),
+)  # fmt: skip
+def empty_row() -> Subject:
+    return attention(lambda s, v, allow, d, h: (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-1) @ v)
+
+
+@fault(
+    "PM02", "NaN gradients for everyone although the bad row is dropped from the loss", citation="documented bug PM02",
+    killed_by=("attention.empty-row",),
+)  # fmt: skip
+def hidden_nan() -> Subject:
+    def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
+        weights = (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-1)
+        return torch.nan_to_num(weights @ v)
+
+    return attention(combine)
+
+
+@fault(
+    "CM07", "is_causal is top-left aligned: cached query sees only the first key", citation="documented bug CM07",
+    killed_by=("causality.alignment",), cause="aligned to the top left",
+)  # fmt: skip
+def top_left() -> Subject:
+    def forward(
+        model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, is_causal=causal)
+
+    return Subject(kind="attention", forward=forward)
+
+
+@fault(
+    "CM02-attention", "Diagonal masked too: token cannot attend to itself", citation="documented bug CM02",
+    killed_by=("causality.alignment",), cause="off by one",
+)  # fmt: skip
+def strict_diagonal() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        allow = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        return masked(scores, allow.tril(k.shape[2] - q.shape[2] - 1) if causal else allow) @ v
+
+    return Subject(kind="attention", forward=forward)
+
+
+@fault(
+    "CM17", "is_causal hint overrides the explicit mask", citation="documented bug CM17",
+    killed_by=("attention.mask-semantics",),
+)  # fmt: skip
+def flag_overrides_mask() -> Subject:
+    def forward(
+        model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        given = None if causal else attention_mask
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=given, is_causal=causal)
+
+    return Subject(kind="attention", forward=forward, declares={"causal_alignment": "top-left"})
+
+
+@fault(
+    "HD05", "GQA expands KV heads by tiling instead of repeat_interleave", citation="documented bug HD05",
+    killed_by=("attention.grouped-queries",), cause="tiled",
+)  # fmt: skip
+def tiled_groups() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        times = q.shape[1] // k.shape[1]
+        return functional.scaled_dot_product_attention(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1))
+
+    return Subject(kind="attention", forward=forward, declares={"grouped_queries": True})
+
+
+class _Switch:
+    manual = False
+
+
+@contextmanager
+def _manually() -> Iterator[None]:
+    _Switch.manual = True
+    try:
+        yield
+    finally:
+        _Switch.manual = False
+
+
+@fault(
+    "CM04-backend", "Mask silently dropped on the manual path", citation="documented bug CM04",
+    killed_by=("attention.backend-agreement",),
+)  # fmt: skip
+def backend_without_mask() -> Subject:
+    def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        given = None if _Switch.manual else attention_mask
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=given)
+
+    return Subject(kind="attention", forward=forward, backends={"manual": _manually})

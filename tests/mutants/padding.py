@@ -1,0 +1,141 @@
+"""Faults of padding masks, pooling and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from veriformer.properties.subject import Subject
+from veriformer.reference import model as reference_model
+
+from mutants import fault
+from mutants.parts import SelfAttention, layer, model
+
+
+def _layer(weights: Any) -> Subject:
+    class Wrong(SelfAttention):
+        def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            return weights(super().weights, scores, mask)
+
+    return layer(Wrong, causal=False, positions="none")
+
+
+@fault("PM-ignored", "The padding mask is accepted and not used",
+       killed_by=("padding.content-irrelevant", "padding.amount-irrelevant", "padding.mask-matters"),
+       cause="not applied")  # fmt: skip
+def ignored() -> Subject:
+    return _layer(lambda right, scores, mask: right(scores, None))
+
+
+@fault("PM13", "Padding mask applied to query rows rather than key columns", citation="documented bug PM13",
+       killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"))  # fmt: skip
+def rows_for_columns() -> Subject:
+    def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return right(scores, None) if mask is None else right(scores, None) * mask[:, None, :, None]
+
+    return _layer(weights)
+
+
+@fault("PM14-layer", "Padding mask inverted", citation="documented bug PM14",
+       killed_by=("padding.content-irrelevant", "padding.all-ones-mask"), cause="inverted")  # fmt: skip
+def inverted() -> Subject:
+    return _layer(lambda right, scores, mask: right(scores, None if mask is None else ~mask))
+
+
+@fault("PM07-layer", "Finite mask constant too weak", citation="documented bug PM07",
+       killed_by=("padding.content-irrelevant",))  # fmt: skip
+def weak() -> Subject:
+    def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return right(scores if mask is None else scores + (~mask[:, None, None, :]) * -10.0, None)
+
+    return _layer(weights)
+
+
+@fault("PM17", "Bitwise NOT on an integer mask: every key counts as blocked", citation="documented bug PM17",
+       killed_by=("padding.all-ones-mask", "padding.mask-matters"))  # fmt: skip
+def integer_not() -> Subject:
+    def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        blocked = None if mask is None else (~mask.long()).bool()
+        return right(scores if blocked is None else scores + blocked[:, None, None, :] * -1e4, None)
+
+    return _layer(lambda right, scores, mask: weights(right, scores * (1.0 if mask is None else 0.5), mask))
+
+
+@fault("PM16", "Fast path assumes left-aligned masks where gradients are off", citation="documented bug PM16",
+       killed_by=("padding.content-irrelevant",))  # fmt: skip
+def fast_path() -> Subject:
+    def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and not torch.is_grad_enabled():
+            mask = torch.arange(mask.shape[1])[None] < mask.sum(dim=1, keepdim=True) + 1
+        return right(scores, mask)
+
+    return _layer(weights)
+
+
+@fault(
+    "PM-empty", "One empty sample switches the mask off for the whole batch", killed_by=("padding.fully-padded-row",)
+)
+def one_empty_for_all() -> Subject:
+    def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return right(scores * (0.5 if mask is not None and not bool(mask.any(dim=1).all()) else 1.0), mask)
+
+    return _layer(weights)
+
+
+@fault("PM08", "Left padding with arange position ids", citation="documented bug PM08", killed_by=("padding.left",))
+def arange_positions() -> Subject:
+    class Wrong(reference_model.Decoder):
+        def with_weights(self, tokens: Any = None, attention_mask: Any = None, **given: Any) -> Any:
+            positions = torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
+            x = self.embedding(tokens, None, positions)
+            hidden, weights = reference_model.run_layers(self.stack, x, attention_mask, positions)
+            return self.output(hidden), weights
+
+    def change(built: nn.Module) -> None:
+        built.__class__ = Wrong
+
+    return model(change, {"padding_side": "both"}, architecture="decoder", positions="learned")
+
+
+@fault("PM10", "Mean pooling averages padding positions", citation="documented bug PM10",
+       killed_by=("padding.pooling", "padding.amount-irrelevant"))  # fmt: skip
+def mean_over_padding() -> Subject:
+    class Mean(nn.Module):
+        def forward(self, extras: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+            return tokens.mean(dim=1)
+
+    def change(built: nn.Module) -> None:
+        built.pooling = Mean()
+
+    return model(change, architecture="classifier", positions="none")
+
+
+@fault("HD04", "batch_first mismatch: attention runs over the batch", citation="documented bug HD04",
+       killed_by=("batch.independence", "batch.permutation"), cause="over the batch")  # fmt: skip
+def over_the_batch() -> Subject:
+    class Wrong(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(config.d_model, config.num_heads, batch_first=False)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            mixed = self.attention(x, x, x, need_weights=False)[0]
+            return x + mixed * (1 + torch.arange(len(x), dtype=x.dtype))[:, None, None]
+
+    return layer(Wrong, causal=False, positions="other")
+
+
+@fault("PE07", "PE indexed by batch instead of time", citation="documented bug PE07",
+       killed_by=("batch.independence", "batch.permutation", "positions.order-matters", "permutation.broken-by-positions"))  # fmt: skip
+def positions_by_sample() -> Subject:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            from veriformer.reference.positions import sinusoidal
+
+            return x + sinusoidal(torch.arange(len(x)), x.shape[-1]).to(x.dtype)[:, None]
+
+    def change(built: nn.Module) -> None:
+        built.embedding.positions = Wrong()
+
+    return model(change, architecture="encoder")

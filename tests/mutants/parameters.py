@@ -1,0 +1,94 @@
+"""Faults of parameters: shared, missing, hidden, unused, untied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from veriformer.properties.subject import Subject
+from veriformer.reference.config import Config
+from veriformer.reference.model import build
+
+from mutants import fault
+from mutants.parts import model
+
+_FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
+
+
+@fault("IN01", "[layer]*n shares one instance", citation="documented bug IN01",
+       killed_by=("parameters.exact-count",), cause="whole layer")  # fmt: skip
+def shared_layers() -> Subject:
+    def change(built: nn.Module) -> None:
+        built.stack.layers = nn.ModuleList([built.stack.layers[0]] * len(built.stack.layers))
+
+    return model(change, _FACTS)
+
+
+@fault("NM08", "One LayerNorm instance shared by two sublayers", citation="documented bug NM08",
+       killed_by=("parameters.exact-count",), cause="norm")  # fmt: skip
+def shared_norm() -> Subject:
+    def change(built: nn.Module) -> None:
+        for layer in built.stack.layers:
+            layer.around_feed_forward.norm_in = layer.around_attention.norm_in
+
+    return model(change, _FACTS)
+
+
+@fault("FF02", "'swiglu' silently maps to plain SiLU", citation="documented bug FF02",
+       killed_by=("parameters.exact-count",))  # fmt: skip
+def not_gated() -> Subject:
+    return model(lambda m: None, {**_FACTS, "activation": "swiglu"}, activation="relu")
+
+
+@fault("parameters-bias", "Declared without biases, built with them", killed_by=("parameters.exact-count",))
+def with_biases() -> Subject:
+    return model(lambda m: None, {**_FACTS, "bias": False})
+
+
+@fault("IN05", "Python list hides layers from parameters()", citation="documented bug IN05",
+       killed_by=("parameters.registered", "parameters.exact-count"))  # fmt: skip
+def hidden_layers() -> Subject:
+    class Hidden(nn.Module):
+        def __init__(self, layers: Any) -> None:
+            super().__init__()
+            self.hidden = list(layers)
+
+        def __iter__(self) -> Any:
+            return iter(self.hidden)
+
+    def change(built: nn.Module) -> None:
+        built.stack.layers = Hidden(built.stack.layers)
+
+    return model(change, _FACTS)
+
+
+@fault("tied-copy", "The output projection is a copy of the embedding, not the embedding",
+       killed_by=("parameters.tied", "parameters.exact-count"), cause="output projection")  # fmt: skip
+def copied() -> Subject:
+    def change(built: nn.Module) -> None:
+        built.output.weight = nn.Parameter(built.embedding.tokens.weight.detach().clone())
+
+    return model(change, {**_FACTS, "tied": True}, architecture="decoder", tied=True)
+
+
+@fault(
+    "parameters-unused", "A projection that nothing reads", killed_by=("parameters.all-used", "parameters.exact-count")
+)
+def unused() -> Subject:
+    def change(built: nn.Module) -> None:
+        built.extra = nn.Linear(4, 4)
+
+    return model(change, _FACTS)
+
+
+@fault("parameters-cap", "The feed-forward width is capped", killed_by=("parameters.paper-table",))
+def capped() -> Subject:
+    def make(config: Any) -> nn.Module:
+        return build(Config(vocab_size=config.vocab_size, d_model=config.d_model, num_heads=config.num_heads,
+                            num_layers=config.num_layers, max_len=config.max_len, d_ff=min(config.d_ff, 500)))  # fmt: skip
+
+    def forward(m: Any, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return m(tokens, attention_mask)
+
+    return Subject(kind="encoder", build=make, forward=forward,
+                   declares={**_FACTS, "causal": False, "positions": "sinusoidal"})  # fmt: skip
