@@ -123,14 +123,12 @@ def attention_cause(
         if worst_difference(got, guess, attention_bound(query, key, value, scale)).error <= 2:
             return "the output equals attention with key-value heads tiled instead of repeated one after another"
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    # a wrong scale may exceed the declared one, and so its rounding: the bound follows the larger score
+    found = []
     for words, formula in _candidates(query, key, value, scale, allow):
-        bound = attention_bound(
-            query, key, value, max(scale, query.shape[-1] ** 0.5 if "sqrt(d_head) =" in words else 1.0)
-        )
+        # a wrong scale may exceed the declared one, and so may its rounding: the bound follows the larger score
+        largest = query.shape[-1] ** 0.5 if "sqrt(d_head) =" in words else max(scale, 1.0)
         guess = formula()
         if guess.shape == got.shape:
-            error = worst_difference(got, guess, 2 * bound).error
-            if error <= 1:
-                return words
-    return None
+            error = worst_difference(got, guess, 2 * attention_bound(query, key, value, largest)).error
+            found += [words] if error <= 1 else []
+    return "; or ".join(found[:3]) or None

@@ -304,7 +304,7 @@ def backends_agree(case: Case) -> None:
     source="Cached decoding: the newest query has seen every key; the other alignment hides all but the first.",
     kinds=("attention",),
     level="extended",
-    unless=lambda s: None if s.accepts("causal") else "the subject takes no causal flag",
+    unless=(*_PLAIN, lambda s: None if s.accepts("causal") else "the subject takes no causal flag"),
     catches=("CM07", "CM08"),
 )
 def the_last_query_sees_all_keys(case: Case) -> None:

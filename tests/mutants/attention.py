@@ -16,43 +16,61 @@ from mutants.parts import attention, masked
 
 
 @fault(
-    "SC01", "Missing 1/sqrt(d_k)", citation="documented bug SC01",
-    killed_by=("attention.definition", "attention.score-variance", "attention.kernel-average", "attention.hopfield-step"),
+    "SC01",
+    "Missing 1/sqrt(d_k)",
+    citation="documented bug SC01",
+    killed_by=(
+        "attention.definition",
+        "attention.score-variance",
+        "attention.kernel-average",
+        "attention.hopfield-step",
+    ),
     cause="no scaling",
-)  # fmt: skip
+)
 def unscaled() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s, allow) @ v)
 
 
 @fault(
-    "SC02", "Divides by sqrt(d_model) instead of sqrt(d_head)", citation="documented bug SC02",
-    killed_by=("attention.definition", "attention.score-variance", "attention.hopfield-step"), cause="1/sqrt(d_model)",
-)  # fmt: skip
+    "SC02",
+    "Divides by sqrt(d_model) instead of sqrt(d_head)",
+    citation="documented bug SC02",
+    killed_by=("attention.definition", "attention.score-variance", "attention.hopfield-step"),
+    cause="1/sqrt(d_model)",
+)
 def scaled_by_model_width() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s * (d * h) ** -0.5, allow) @ v)
 
 
 @fault(
-    "SC04", "Reciprocal confusion: divides by d^-1/2", citation="documented bug SC04",
-    killed_by=("attention.definition", "attention.score-variance"), cause="sqrt(d_head)",
-)  # fmt: skip
+    "SC04",
+    "Reciprocal confusion: divides by d^-1/2",
+    citation="documented bug SC04",
+    killed_by=("attention.definition", "attention.score-variance"),
+    cause="sqrt(d_head)",
+)
 def multiplied() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s / d**-0.5, allow) @ v)
 
 
 @fault(
-    "SC05", "Scaling applied twice", citation="documented bug SC05",
-    killed_by=("attention.definition", "attention.score-variance"), cause="scaled twice",
-)  # fmt: skip
+    "SC05",
+    "Scaling applied twice",
+    citation="documented bug SC05",
+    killed_by=("attention.definition", "attention.score-variance"),
+    cause="scaled twice",
+)
 def scaled_twice() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s * d**-0.5 * d**-0.5, allow) @ v)
 
 
 @fault(
-    "SM01", "Softmax over the query axis instead of keys", citation="documented bug SM01",
+    "SM01",
+    "Softmax over the query axis instead of keys",
+    citation="documented bug SM01",
     killed_by=("attention.definition", "attention.key-shift", "attention.hard-limit", "attention.convexity"),
     cause="softmax over the queries",
-)  # fmt: skip
+)
 def over_queries() -> Subject:
     return attention(
         lambda s, v, allow, d, h: (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-2).nan_to_num(0.0) @ v
@@ -60,9 +78,12 @@ def over_queries() -> Subject:
 
 
 @fault(
-    "SM02", "Softmax jointly over heads and positions", citation="documented bug SM02",
-    killed_by=("attention.definition", "attention.value-linearity"), cause="heads and keys together",
-)  # fmt: skip
+    "SM02",
+    "Softmax jointly over heads and positions",
+    citation="documented bug SM02",
+    killed_by=("attention.definition", "attention.value-linearity"),
+    cause="heads and keys together",
+)
 def over_heads_and_keys() -> Subject:
     def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
         joint = (s * d**-0.5).masked_fill(~allow, -torch.inf).transpose(1, 2).flatten(2)
@@ -72,9 +93,12 @@ def over_heads_and_keys() -> Subject:
 
 
 @fault(
-    "SM07", "Scale multiplied after softmax", citation="documented bug SM07",
-    killed_by=("attention.convexity", "attention.uniform-limit", "attention.definition"), cause="after the softmax",
-)  # fmt: skip
+    "SM07",
+    "Scale multiplied after softmax",
+    citation="documented bug SM07",
+    killed_by=("attention.convexity", "attention.uniform-limit", "attention.definition"),
+    cause="after the softmax",
+)
 def scaled_after() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s, allow) * d**-0.5 @ v)
 
@@ -108,35 +132,44 @@ def by_index() -> Subject:
 
 
 @fault(
-    "CM13", "Mask applied after softmax without renormalising", citation="documented bug CM13",
+    "CM13",
+    "Mask applied after softmax without renormalising",
+    citation="documented bug CM13",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.convexity"),
     cause="after the softmax",
-)  # fmt: skip
+)
 def masked_after() -> Subject:
     return attention(lambda s, v, allow, d, h: ((s * d**-0.5).softmax(-1) * allow) @ v)
 
 
 @fault(
-    "CM14", "Scores multiplied by the 0/1 mask before softmax (0 instead of -inf)", citation="documented bug CM14",
-    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"), cause="set to 0 instead of -inf",
-)  # fmt: skip
+    "CM14",
+    "Scores multiplied by the 0/1 mask before softmax (0 instead of -inf)",
+    citation="documented bug CM14",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"),
+    cause="set to 0 instead of -inf",
+)
 def masked_by_zero() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5 * allow).softmax(-1) @ v)
 
 
 @fault(
-    "CM10", "0/1 mask passed to an additive-mask API", citation="documented bug CM10",
+    "CM10",
+    "0/1 mask passed to an additive-mask API",
+    citation="documented bug CM10",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.uniform-limit"),
     cause="added to the scores as 0 and 1",
-)  # fmt: skip
+)
 def mask_added() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5 + allow.to(s.dtype)).softmax(-1) @ v)
 
 
 @fault(
-    "CM11", "Additive -inf mask passed to an API expecting 0/1 (equivalent in float64)", citation="documented bug CM11",
+    "CM11",
+    "Additive -inf mask passed to an API expecting 0/1 (equivalent in float64)",
+    citation="documented bug CM11",
     killed_by=("attention.mask-semantics",),
-)  # fmt: skip
+)
 def additive_taken_for_binary() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -149,17 +182,22 @@ def additive_taken_for_binary() -> Subject:
 
 
 @fault(
-    "PM07", "Finite mask constant too weak", citation="documented bug PM07",
+    "PM07",
+    "Finite mask constant too weak",
+    citation="documented bug PM07",
     killed_by=("attention.masked-equals-removed",),
-)  # fmt: skip
+)
 def weak_constant() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5 + (~allow) * -100.0).softmax(-1) @ v)
 
 
 @fault(
-    "PM14", "Padding mask sign/zero-test forgotten", citation="documented bug PM14",
-    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"), cause="inverted",
-)  # fmt: skip
+    "PM14",
+    "Padding mask sign/zero-test forgotten",
+    citation="documented bug PM14",
+    killed_by=("attention.masked-equals-removed", "attention.mask-semantics"),
+    cause="inverted",
+)
 def inverted() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -169,17 +207,21 @@ def inverted() -> Subject:
 
 
 @fault(
-    "PM01", "Fully masked row gives NaN output", citation="documented bug PM01",
+    "PM01",
+    "Fully masked row gives NaN output",
+    citation="documented bug PM01",
     killed_by=("attention.empty-row",),
-)  # fmt: skip
+)
 def empty_row() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-1) @ v)
 
 
 @fault(
-    "PM02", "NaN gradients for everyone although the bad row is dropped from the loss", citation="documented bug PM02",
+    "PM02",
+    "NaN gradients for everyone although the bad row is dropped from the loss",
+    citation="documented bug PM02",
     killed_by=("attention.empty-row",),
-)  # fmt: skip
+)
 def hidden_nan() -> Subject:
     def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
         weights = (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-1)
@@ -189,9 +231,12 @@ def hidden_nan() -> Subject:
 
 
 @fault(
-    "CM07", "is_causal is top-left aligned: cached query sees only the first key", citation="documented bug CM07",
-    killed_by=("causality.alignment",), cause="aligned to the top left",
-)  # fmt: skip
+    "CM07",
+    "is_causal is top-left aligned: cached query sees only the first key",
+    citation="documented bug CM07",
+    killed_by=("causality.alignment",),
+    cause="aligned to the top left",
+)
 def top_left() -> Subject:
     def forward(
         model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
@@ -202,9 +247,12 @@ def top_left() -> Subject:
 
 
 @fault(
-    "CM02-attention", "Diagonal masked too: token cannot attend to itself", citation="documented bug CM02",
-    killed_by=("causality.alignment",), cause="off by one",
-)  # fmt: skip
+    "CM02-attention",
+    "Diagonal masked too: token cannot attend to itself",
+    citation="documented bug CM02",
+    killed_by=("causality.alignment",),
+    cause="off by one",
+)
 def strict_diagonal() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -215,9 +263,11 @@ def strict_diagonal() -> Subject:
 
 
 @fault(
-    "CM17", "is_causal hint overrides the explicit mask", citation="documented bug CM17",
+    "CM17",
+    "is_causal hint overrides the explicit mask",
+    citation="documented bug CM17",
     killed_by=("attention.mask-semantics",),
-)  # fmt: skip
+)
 def flag_overrides_mask() -> Subject:
     def forward(
         model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
@@ -229,9 +279,12 @@ def flag_overrides_mask() -> Subject:
 
 
 @fault(
-    "HD05", "GQA expands KV heads by tiling instead of repeat_interleave", citation="documented bug HD05",
-    killed_by=("attention.grouped-queries",), cause="tiled",
-)  # fmt: skip
+    "HD05",
+    "GQA expands KV heads by tiling instead of repeat_interleave",
+    citation="documented bug HD05",
+    killed_by=("attention.grouped-queries",),
+    cause="tiled",
+)
 def tiled_groups() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         times = q.shape[1] // k.shape[1]
@@ -254,9 +307,11 @@ def _manually() -> Iterator[None]:
 
 
 @fault(
-    "CM04-backend", "Mask silently dropped on the manual path", citation="documented bug CM04",
+    "CM04-backend",
+    "Mask silently dropped on the manual path",
+    citation="documented bug CM04",
     killed_by=("attention.backend-agreement",),
-)  # fmt: skip
+)
 def backend_without_mask() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         given = None if _Switch.manual else attention_mask

@@ -37,20 +37,29 @@ def _with_attention(cls: type[MultiHeadAttention]) -> Any:
 
 
 @fault(
-    "CM01", "Causal mask lets through one future token (diagonal off by one)",
+    "CM01",
+    "Causal mask lets through one future token (diagonal off by one)",
     citation="documented bug CM01: tril(1) / triu(2)",
-    killed_by=("causality.no-future-influence", "causality.no-future-gradient", "causality.prefix-consistency",
-               "causality.first-token", "causality.random-tokens"),
+    killed_by=(
+        "causality.no-future-influence",
+        "causality.no-future-gradient",
+        "causality.prefix-consistency",
+        "causality.first-token",
+        "causality.random-tokens",
+    ),
     cause="off by one",
-)  # fmt: skip
+)
 def one_ahead() -> Subject:
     return model(_with_attention(_Shifted), architecture="decoder")
 
 
 @fault(
-    "CM02", "Diagonal masked too: token cannot attend to itself, row 0 empty", citation="documented bug CM02",
-    killed_by=("causality.no-future-gradient",), cause="diagonal is masked too",
-)  # fmt: skip
+    "CM02",
+    "Diagonal masked too: token cannot attend to itself, row 0 empty",
+    citation="documented bug CM02",
+    killed_by=("causality.no-future-gradient",),
+    cause="diagonal is masked too",
+)
 def strict() -> Subject:
     class Wrong(CausalLayer):
         def allowed(self, length: int) -> Tensor:
@@ -63,9 +72,12 @@ def strict() -> Subject:
 
 
 @fault(
-    "CM04", "Causal mask silently dropped where gradients are off", citation="documented bug CM04",
-    killed_by=("causality.no-future-influence", "causality.prefix-consistency"), cause="only this one leaks",
-)  # fmt: skip
+    "CM04",
+    "Causal mask silently dropped where gradients are off",
+    citation="documented bug CM04",
+    killed_by=("causality.no-future-influence", "causality.prefix-consistency"),
+    cause="only this one leaks",
+)
 def dropped_on_one_path() -> Subject:
     class Wrong(CausalLayer):
         def allowed(self, length: int) -> Tensor:
@@ -76,9 +88,11 @@ def dropped_on_one_path() -> Subject:
 
 
 @fault(
-    "CM04-dropout", "Causal mask dropped on the path with dropout", citation="documented bug CM04",
+    "CM04-dropout",
+    "Causal mask dropped on the path with dropout",
+    citation="documented bug CM04",
     killed_by=("causality.no-future-gradient",),
-)  # fmt: skip
+)
 def dropped_with_dropout() -> Subject:
     class Wrong(CausalLayer):
         def __init__(self, config: Any) -> None:
@@ -96,9 +110,10 @@ def dropped_with_dropout() -> Subject:
 
 
 @fault(
-    "CM-long", "The mask buffer is one row short: the last position of the longest sequence sees nothing new",
+    "CM-long",
+    "The mask buffer is one row short: the last position of the longest sequence sees nothing new",
     killed_by=("causality.no-future-gradient",),
-)  # fmt: skip
+)
 def one_length_only() -> Subject:
     class Wrong(CausalLayer):
         def allowed(self, length: int) -> Tensor:
@@ -111,9 +126,11 @@ def one_length_only() -> Subject:
 
 
 @fault(
-    "CM19", "Normalising over the time axis leaks the future through a causal decoder", citation="documented bug CM19",
+    "CM19",
+    "Normalising over the time axis leaks the future through a causal decoder",
+    citation="documented bug CM19",
     killed_by=("causality.no-future-influence", "causality.first-token", "causality.prefix-consistency"),
-)  # fmt: skip
+)
 def norm_over_time() -> Subject:
     class OverTime(nn.Module):
         def __init__(self, norm: nn.Module) -> None:
@@ -131,9 +148,12 @@ def norm_over_time() -> Subject:
 
 
 @fault(
-    "CM16", "Sliding window not applied", citation="documented bug CM16",
-    killed_by=("causality.window",), cause="not applied",
-)  # fmt: skip
+    "CM16",
+    "Sliding window not applied",
+    citation="documented bug CM16",
+    killed_by=("causality.window",),
+    cause="not applied",
+)
 def window_ignored() -> Subject:
     return layer(CausalLayer, causal=True, positions="none", window=3)
 
@@ -148,17 +168,21 @@ def window_off_by_one() -> Subject:
 
 
 @fault(
-    "CM17-encoder", "A causal hint is applied to an encoder that declares itself bidirectional",
+    "CM17-encoder",
+    "A causal hint is applied to an encoder that declares itself bidirectional",
     killed_by=("causality.declared-bidirectional-is",),
-)  # fmt: skip
+)
 def causal_encoder() -> Subject:
     return layer(CausalLayer, causal=False, positions="none")
 
 
 @fault(
-    "CM-cross", "The target of an encoder-decoder sees its future", citation="documented bug CM01",
-    killed_by=("causality.no-future-influence", "causality.no-future-gradient"), cause="not applied",
-)  # fmt: skip
+    "CM-cross",
+    "The target of an encoder-decoder sees its future",
+    citation="documented bug CM01",
+    killed_by=("causality.no-future-influence", "causality.no-future-gradient"),
+    cause="not applied",
+)
 def leaky_pair() -> Subject:
     def change(built: nn.Module) -> None:
         for one in built.decoder.layers:

@@ -13,10 +13,12 @@ from mutants.parts import SelfAttention, model, projections, self_attention
 
 
 @fault(
-    "HD01", "Heads split by view(B,h,T,d) without transpose", citation="documented bug HD01",
+    "HD01",
+    "Heads split by view(B,h,T,d) without transpose",
+    citation="documented bug HD01",
     killed_by=("attention.definition", "permutation.equivariance", "attention.head-permutation"),
     cause="depends on the index of a position",
-)  # fmt: skip
+)
 def split_without_transpose() -> Subject:
     class Wrong(SelfAttention):
         def split(self, x: Tensor) -> Tensor:
@@ -26,9 +28,16 @@ def split_without_transpose() -> Subject:
 
 
 @fault(
-    "HD02", "Heads merged without permuting back", citation="documented bug HD02",
-    killed_by=("attention.definition", "permutation.equivariance", "attention.head-decomposition", "attention.head-gauge"),
-)  # fmt: skip
+    "HD02",
+    "Heads merged without permuting back",
+    citation="documented bug HD02",
+    killed_by=(
+        "attention.definition",
+        "permutation.equivariance",
+        "attention.head-decomposition",
+        "attention.head-gauge",
+    ),
+)
 def merge_without_transpose() -> Subject:
     class Wrong(SelfAttention):
         def merge(self, x: Tensor) -> Tensor:
@@ -38,10 +47,12 @@ def merge_without_transpose() -> Subject:
 
 
 @fault(
-    "SC02-module", "A module divides by sqrt(d_model) instead of sqrt(d_head)", citation="documented bug SC02",
+    "SC02-module",
+    "A module divides by sqrt(d_model) instead of sqrt(d_head)",
+    citation="documented bug SC02",
     killed_by=("attention.definition", "attention.score-variance", "attention.returned-weights"),
     cause="1/sqrt(d_model)",
-)  # fmt: skip
+)
 def module_scaled_by_model_width() -> Subject:
     class Wrong(SelfAttention):
         def scores(self, x: Tensor) -> Tensor:
@@ -61,16 +72,21 @@ def another_map() -> Subject:
             return super().weights(scores, mask)
 
     return Subject(
-        kind="self_attention", build=Wrong, forward=lambda m, x: m(x), projections=projections,
+        kind="self_attention",
+        build=Wrong,
+        forward=lambda m, x: m(x),
+        projections=projections,
         weights=lambda m, x: (m.scores(x) * m.width**0.5).softmax(-1),
         declares={"causal": False, "positions": "none"},
-    )  # fmt: skip
+    )
 
 
 @fault(
-    "KV01", "Values are taken from the keys", citation="documented bug KV01",
+    "KV01",
+    "Values are taken from the keys",
+    citation="documented bug KV01",
     killed_by=("attention.projections-live", "attention.definition", "parameters.all-used"),
-)  # fmt: skip
+)
 def values_from_keys() -> Subject:
     class Wrong(SelfAttention):
         def values(self, x: Tensor) -> Tensor:
@@ -100,17 +116,21 @@ def _cross(forward: Any) -> Subject:
 
 
 @fault(
-    "XA01", "Cross-attention attends to the decoder's own states", citation="documented bug XA01",
+    "XA01",
+    "Cross-attention attends to the decoder's own states",
+    citation="documented bug XA01",
     killed_by=("cross_attention.memory-matters",),
-)  # fmt: skip
+)
 def attends_to_itself() -> Subject:
     return _cross(lambda m, x, memory: m.attention(x, x, x, need_weights=False)[0])
 
 
 @fault(
-    "XA07", "Relative bias applied in cross-attention though the model has none", citation="documented bug XA07",
+    "XA07",
+    "Relative bias applied in cross-attention though the model has none",
+    citation="documented bug XA07",
     killed_by=("cross_attention.memory-permutation",),
-)  # fmt: skip
+)
 def biased_memory() -> Subject:
     def forward(m: Any, x: Tensor, memory: Tensor) -> Tensor:
         bias = -0.1 * (torch.arange(x.shape[1])[:, None] - torch.arange(memory.shape[1])).abs().to(x.dtype)
@@ -120,9 +140,11 @@ def biased_memory() -> Subject:
 
 
 @fault(
-    "XA04", "Wrong side's mask used in cross-attention", citation="documented bug XA04",
+    "XA04",
+    "Wrong side's mask used in cross-attention",
+    citation="documented bug XA04",
     killed_by=("padding.content-irrelevant",),
-)  # fmt: skip
+)
 def mask_of_the_wrong_side() -> Subject:
     def forward(m: Any, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         return m.attention(x, memory, memory, need_weights=False)[0]  # the mask of x is all True, and so none
@@ -130,8 +152,13 @@ def mask_of_the_wrong_side() -> Subject:
     return _cross(forward)
 
 
-@fault("XA02", "Cross-attention layers absent", citation="documented bug XA02",
-       killed_by=("cross_attention.memory-matters", "parameters.exact-count"), cause="cross-attention")  # fmt: skip
+@fault(
+    "XA02",
+    "Cross-attention layers absent",
+    citation="documented bug XA02",
+    killed_by=("cross_attention.memory-matters", "parameters.exact-count"),
+    cause="cross-attention",
+)
 def without_cross_attention() -> Subject:
     class Silent(nn.Module):
         def forward(self, x: Tensor, memory: Tensor, **kwargs: Any) -> tuple[Tensor, None]:

@@ -21,15 +21,22 @@ def _layer(weights: Any) -> Subject:
     return layer(Wrong, causal=False, positions="none")
 
 
-@fault("PM-ignored", "The padding mask is accepted and not used",
-       killed_by=("padding.content-irrelevant", "padding.amount-irrelevant", "padding.mask-matters"),
-       cause="not applied")  # fmt: skip
+@fault(
+    "PM-ignored",
+    "The padding mask is accepted and not used",
+    killed_by=("padding.content-irrelevant", "padding.amount-irrelevant", "padding.mask-matters"),
+    cause="not applied",
+)
 def ignored() -> Subject:
     return _layer(lambda right, scores, mask: right(scores, None))
 
 
-@fault("PM13", "Padding mask applied to query rows rather than key columns", citation="documented bug PM13",
-       killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"))  # fmt: skip
+@fault(
+    "PM13",
+    "Padding mask applied to query rows rather than key columns",
+    citation="documented bug PM13",
+    killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"),
+)
 def rows_for_columns() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         return right(scores, None) if mask is None else right(scores, None) * mask[:, None, :, None]
@@ -37,14 +44,23 @@ def rows_for_columns() -> Subject:
     return _layer(weights)
 
 
-@fault("PM14-layer", "Padding mask inverted", citation="documented bug PM14",
-       killed_by=("padding.content-irrelevant", "padding.all-ones-mask"), cause="inverted")  # fmt: skip
+@fault(
+    "PM14-layer",
+    "Padding mask inverted",
+    citation="documented bug PM14",
+    killed_by=("padding.content-irrelevant", "padding.all-ones-mask"),
+    cause="inverted",
+)
 def inverted() -> Subject:
     return _layer(lambda right, scores, mask: right(scores, None if mask is None else ~mask))
 
 
-@fault("PM07-layer", "Finite mask constant too weak", citation="documented bug PM07",
-       killed_by=("padding.content-irrelevant",))  # fmt: skip
+@fault(
+    "PM07-layer",
+    "Finite mask constant too weak",
+    citation="documented bug PM07",
+    killed_by=("padding.content-irrelevant",),
+)
 def weak() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         return right(scores if mask is None else scores + (~mask[:, None, None, :]) * -10.0, None)
@@ -52,8 +68,12 @@ def weak() -> Subject:
     return _layer(weights)
 
 
-@fault("PM17", "Bitwise NOT on an integer mask: every key counts as blocked", citation="documented bug PM17",
-       killed_by=("padding.all-ones-mask", "padding.mask-matters"))  # fmt: skip
+@fault(
+    "PM17",
+    "Bitwise NOT on an integer mask: every key counts as blocked",
+    citation="documented bug PM17",
+    killed_by=("padding.all-ones-mask", "padding.mask-matters"),
+)
 def integer_not() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         blocked = None if mask is None else (~mask.long()).bool()
@@ -62,8 +82,12 @@ def integer_not() -> Subject:
     return _layer(lambda right, scores, mask: weights(right, scores * (1.0 if mask is None else 0.5), mask))
 
 
-@fault("PM16", "Fast path assumes left-aligned masks where gradients are off", citation="documented bug PM16",
-       killed_by=("padding.content-irrelevant",))  # fmt: skip
+@fault(
+    "PM16",
+    "Fast path assumes left-aligned masks where gradients are off",
+    citation="documented bug PM16",
+    killed_by=("padding.content-irrelevant",),
+)
 def fast_path() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and not torch.is_grad_enabled():
@@ -98,8 +122,12 @@ def arange_positions() -> Subject:
     return model(change, {"padding_side": "both"}, architecture="decoder", positions="learned")
 
 
-@fault("PM10", "Mean pooling averages padding positions", citation="documented bug PM10",
-       killed_by=("padding.pooling", "padding.amount-irrelevant"))  # fmt: skip
+@fault(
+    "PM10",
+    "Mean pooling averages padding positions",
+    citation="documented bug PM10",
+    killed_by=("padding.pooling", "padding.amount-irrelevant"),
+)
 def mean_over_padding() -> Subject:
     class Mean(nn.Module):
         def forward(self, extras: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -111,8 +139,13 @@ def mean_over_padding() -> Subject:
     return model(change, architecture="classifier", positions="none")
 
 
-@fault("HD04", "batch_first mismatch: attention runs over the batch", citation="documented bug HD04",
-       killed_by=("batch.independence", "batch.permutation"), cause="over the batch")  # fmt: skip
+@fault(
+    "HD04",
+    "batch_first mismatch: attention runs over the batch",
+    citation="documented bug HD04",
+    killed_by=("batch.independence", "batch.permutation"),
+    cause="over the batch",
+)
 def over_the_batch() -> Subject:
     class Wrong(nn.Module):
         def __init__(self, config: Any) -> None:
@@ -126,8 +159,12 @@ def over_the_batch() -> Subject:
     return layer(Wrong, causal=False, positions="other")
 
 
-@fault("PE07", "PE indexed by batch instead of time", citation="documented bug PE07",
-       killed_by=("batch.independence", "batch.permutation", "positions.order-matters", "permutation.broken-by-positions"))  # fmt: skip
+@fault(
+    "PE07",
+    "PE indexed by batch instead of time",
+    citation="documented bug PE07",
+    killed_by=("batch.independence", "batch.permutation", "positions.order-matters", "permutation.broken-by-positions"),
+)
 def positions_by_sample() -> Subject:
     class Wrong(nn.Module):
         def forward(self, x: Tensor, positions: Tensor) -> Tensor:

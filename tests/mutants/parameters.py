@@ -15,8 +15,13 @@ from mutants.parts import model
 _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
 
 
-@fault("IN01", "[layer]*n shares one instance", citation="documented bug IN01",
-       killed_by=("parameters.exact-count",), cause="whole layer")  # fmt: skip
+@fault(
+    "IN01",
+    "[layer]*n shares one instance",
+    citation="documented bug IN01",
+    killed_by=("parameters.exact-count",),
+    cause="whole layer",
+)
 def shared_layers() -> Subject:
     def change(built: nn.Module) -> None:
         built.stack.layers = nn.ModuleList([built.stack.layers[0]] * len(built.stack.layers))
@@ -24,8 +29,13 @@ def shared_layers() -> Subject:
     return model(change, _FACTS)
 
 
-@fault("NM08", "One LayerNorm instance shared by two sublayers", citation="documented bug NM08",
-       killed_by=("parameters.exact-count",), cause="norm")  # fmt: skip
+@fault(
+    "NM08",
+    "One LayerNorm instance shared by two sublayers",
+    citation="documented bug NM08",
+    killed_by=("parameters.exact-count",),
+    cause="norm",
+)
 def shared_norm() -> Subject:
     def change(built: nn.Module) -> None:
         for layer in built.stack.layers:
@@ -34,8 +44,12 @@ def shared_norm() -> Subject:
     return model(change, _FACTS)
 
 
-@fault("FF02", "'swiglu' silently maps to plain SiLU", citation="documented bug FF02",
-       killed_by=("parameters.exact-count",))  # fmt: skip
+@fault(
+    "FF02",
+    "'swiglu' silently maps to plain SiLU",
+    citation="documented bug FF02",
+    killed_by=("parameters.exact-count",),
+)
 def not_gated() -> Subject:
     return model(lambda m: None, {**_FACTS, "activation": "swiglu"}, activation="relu")
 
@@ -45,8 +59,12 @@ def with_biases() -> Subject:
     return model(lambda m: None, {**_FACTS, "bias": False})
 
 
-@fault("IN05", "Python list hides layers from parameters()", citation="documented bug IN05",
-       killed_by=("parameters.registered", "parameters.exact-count"))  # fmt: skip
+@fault(
+    "IN05",
+    "Python list hides layers from parameters()",
+    citation="documented bug IN05",
+    killed_by=("parameters.registered", "parameters.exact-count"),
+)
 def hidden_layers() -> Subject:
     class Hidden(nn.Module):
         def __init__(self, layers: Any) -> None:
@@ -62,8 +80,12 @@ def hidden_layers() -> Subject:
     return model(change, _FACTS)
 
 
-@fault("tied-copy", "The output projection is a copy of the embedding, not the embedding",
-       killed_by=("parameters.tied", "parameters.exact-count"), cause="output projection")  # fmt: skip
+@fault(
+    "tied-copy",
+    "The output projection is a copy of the embedding, not the embedding",
+    killed_by=("parameters.tied", "parameters.exact-count"),
+    cause="output projection",
+)
 def copied() -> Subject:
     def change(built: nn.Module) -> None:
         built.output.weight = nn.Parameter(built.embedding.tokens.weight.detach().clone())
@@ -84,11 +106,20 @@ def unused() -> Subject:
 @fault("parameters-cap", "The feed-forward width is capped", killed_by=("parameters.paper-table",))
 def capped() -> Subject:
     def make(config: Any) -> nn.Module:
-        return build(Config(vocab_size=config.vocab_size, d_model=config.d_model, num_heads=config.num_heads,
-                            num_layers=config.num_layers, max_len=config.max_len, d_ff=min(config.d_ff, 500)))  # fmt: skip
+        return build(
+            Config(
+                vocab_size=config.vocab_size,
+                d_model=config.d_model,
+                num_heads=config.num_heads,
+                num_layers=config.num_layers,
+                max_len=config.max_len,
+                d_ff=min(config.d_ff, 500),
+            )
+        )
 
     def forward(m: Any, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         return m(tokens, attention_mask)
 
-    return Subject(kind="encoder", build=make, forward=forward,
-                   declares={**_FACTS, "causal": False, "positions": "sinusoidal"})  # fmt: skip
+    return Subject(
+        kind="encoder", build=make, forward=forward, declares={**_FACTS, "causal": False, "positions": "sinusoidal"}
+    )

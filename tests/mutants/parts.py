@@ -37,10 +37,16 @@ def attention(combine: Combine, name: str = "attention", **given: Any) -> Subjec
 def sized(config: DrawnConfig, **choices: Any) -> Config:
     """Return a reference configuration of the drawn sizes."""
     return Config(
-        vocab_size=config.vocab_size, d_model=config.d_model, num_heads=config.num_heads, d_ff=config.d_ff,
-        num_layers=config.num_layers, max_len=config.max_len, num_classes=config.num_classes,
-        dropout=config.dropout, **choices,
-    )  # fmt: skip
+        vocab_size=config.vocab_size,
+        d_model=config.d_model,
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        num_layers=config.num_layers,
+        max_len=config.max_len,
+        num_classes=config.num_classes,
+        dropout=config.dropout,
+        **choices,
+    )
 
 
 def model(change: Callable[[nn.Module], object], facts: dict[str, Any] | None = None, **choices: Any) -> Subject:

@@ -32,8 +32,11 @@ def hidden_positions() -> Subject:
     return model(lambda m: None, {"positions": "none"}, architecture="classifier", positions="sinusoidal")
 
 
-@fault("positions-lost", "Declared positions are never added",
-       killed_by=("permutation.broken-by-positions", "positions.order-matters"))  # fmt: skip
+@fault(
+    "positions-lost",
+    "Declared positions are never added",
+    killed_by=("permutation.broken-by-positions", "positions.order-matters"),
+)
 def lost_positions() -> Subject:
     return model(lambda m: None, {"positions": "learned"}, positions="none")
 

@@ -27,9 +27,13 @@ def _right(width: int) -> Tensor:
     return 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-@fault("PE01", "Exponent uses 2*i where i is already the channel index (and cos uses i+1)", citation="documented bug PE01",
-       killed_by=("sinusoidal.definition", "sinusoidal.relative-shift", "sinusoidal.inner-product", "sinusoidal.bounded"),
-       cause="channel index")  # fmt: skip
+@fault(
+    "PE01",
+    "Exponent uses 2*i where i is already the channel index (and cos uses i+1)",
+    citation="documented bug PE01",
+    killed_by=("sinusoidal.definition", "sinusoidal.relative-shift", "sinusoidal.inner-product", "sinusoidal.bounded"),
+    cause="channel index",
+)
 def channel_index() -> Subject:
     def table(length: int, width: int) -> Tensor:
         channel = torch.arange(width, dtype=torch.float64)
@@ -39,20 +43,34 @@ def channel_index() -> Subject:
     return positions(table)
 
 
-@fault("PE02", "Operator precedence in the exponent", citation="documented bug PE02",
-       killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"), cause="floor division")  # fmt: skip
+@fault(
+    "PE02",
+    "Operator precedence in the exponent",
+    citation="documented bug PE02",
+    killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"),
+    cause="floor division",
+)
 def precedence() -> Subject:
     return positions(_table(lambda d: (torch.arange(0, d, 2, dtype=torch.float64) * (-math.log(1e4) / d // 2)).exp()))
 
 
-@fault("PE04", "Integer arithmetic truncates frequencies", citation="documented bug PE04",
-       killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"))  # fmt: skip
+@fault(
+    "PE04",
+    "Integer arithmetic truncates frequencies",
+    citation="documented bug PE04",
+    killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"),
+)
 def integers() -> Subject:
     return positions(_table(lambda d: (torch.arange(0, d, 2) * int(-math.log(1e4) / d)).double().exp()), width=8)
 
 
-@fault("PE05", "sin/cos concatenated as halves instead of interleaved, which is declared", citation="documented bug PE05",
-       killed_by=("sinusoidal.definition",), cause="halves order")  # fmt: skip
+@fault(
+    "PE05",
+    "sin/cos concatenated as halves instead of interleaved, which is declared",
+    citation="documented bug PE05",
+    killed_by=("sinusoidal.definition",),
+    cause="halves order",
+)
 def halves() -> Subject:
     def table(length: int, width: int) -> Tensor:
         angles = torch.arange(length, dtype=torch.float64)[:, None] * _right(width)
@@ -87,12 +105,20 @@ class _Stored(nn.Module):
 
 
 def _stored(keep: str) -> Subject:
-    return Subject(kind="positions", build=lambda c: _Stored(c, keep), forward=lambda m, length: m(length),
-                   declares={"positions": "sinusoidal"})  # fmt: skip
+    return Subject(
+        kind="positions",
+        build=lambda c: _Stored(c, keep),
+        forward=lambda m, length: m(length),
+        declares={"positions": "sinusoidal"},
+    )
 
 
-@fault("PE08", "PE stored as a plain tensor attribute", citation="documented bug PE08",
-       killed_by=("sinusoidal.no-parameters",))  # fmt: skip
+@fault(
+    "PE08",
+    "PE stored as a plain tensor attribute",
+    citation="documented bug PE08",
+    killed_by=("sinusoidal.no-parameters",),
+)
 def plain_attribute() -> Subject:
     return _stored("attribute")
 
@@ -107,22 +133,29 @@ def clamped() -> Subject:
     return _stored("attribute")
 
 
-@fault("PE10", "Sequence longer than the learned table raises nothing", citation="documented bug PE10",
-       killed_by=("learned.table",))  # fmt: skip
+@fault(
+    "PE10",
+    "Sequence longer than the learned table raises nothing",
+    citation="documented bug PE10",
+    killed_by=("learned.table",),
+)
 def learned_clamped() -> Subject:
     return Subject(
-        kind="positions", build=lambda c: nn.Embedding(c.max_len, c.d_model),
+        kind="positions",
+        build=lambda c: nn.Embedding(c.max_len, c.d_model),
         forward=lambda m, length: m(torch.arange(length).clamp(max=m.num_embeddings - 1)),
         declares={"positions": "learned"},
-    )  # fmt: skip
+    )
 
 
 @fault("learned-shift", "Position t uses row t + 1", killed_by=("learned.table",), cause="offset of 1")
 def learned_shifted() -> Subject:
     return Subject(
-        kind="positions", build=lambda c: nn.Embedding(c.max_len, c.d_model),
-        forward=lambda m, length: m((torch.arange(length) + 1) % m.num_embeddings), declares={"positions": "learned"},
-    )  # fmt: skip
+        kind="positions",
+        build=lambda c: nn.Embedding(c.max_len, c.d_model),
+        forward=lambda m, length: m((torch.arange(length) + 1) % m.num_embeddings),
+        declares={"positions": "learned"},
+    )
 
 
 def _rotary(rotate: Any, **facts: Any) -> Subject:
@@ -145,8 +178,12 @@ def missing_sign() -> Subject:
     return _rotary(lambda x, p: _turn(x, _angles(x, p), sign=1.0))
 
 
-@fault("RP04", "Rotated pairs concatenated instead of re-interleaved", citation="documented bug RP04",
-       killed_by=("rotary.identity", "rotary.composition"))  # fmt: skip
+@fault(
+    "RP04",
+    "Rotated pairs concatenated instead of re-interleaved",
+    citation="documented bug RP04",
+    killed_by=("rotary.identity", "rotary.composition"),
+)
 def not_interleaved() -> Subject:
     def rotate(x: Tensor, p: Tensor) -> Tensor:
         turned = _turn(x, _angles(x, p))
@@ -155,22 +192,35 @@ def not_interleaved() -> Subject:
     return _rotary(rotate)
 
 
-@fault("RP05", "Rotation indexed by head instead of time", citation="documented bug RP05",
-       killed_by=("rotary.identity", "rotary.composition"))  # fmt: skip
+@fault(
+    "RP05",
+    "Rotation indexed by head instead of time",
+    citation="documented bug RP05",
+    killed_by=("rotary.identity", "rotary.composition"),
+)
 def by_head() -> Subject:
     return _rotary(lambda x, p: _turn(x.transpose(1, 2), _angles(x, torch.arange(x.shape[1]))).transpose(1, 2))
 
 
-@fault("RP01", "Angles computed in bf16", citation="documented bug RP01",
-       killed_by=("rotary.relative", "rotary.precision", "rotary.composition"))  # fmt: skip
+@fault(
+    "RP01",
+    "Angles computed in bf16",
+    citation="documented bug RP01",
+    killed_by=("rotary.relative", "rotary.precision", "rotary.composition"),
+)
 def coarse_angles() -> Subject:
     return _rotary(
         lambda x, p: _turn(x, (p.to(torch.bfloat16)[:, None] * _angles(x, torch.ones(1)).to(torch.bfloat16)).double())
     )
 
 
-@fault("RP11", "Positions doubled by default", citation="documented bug RP11",
-       killed_by=("rotary.frequencies",), cause="2 times too large")  # fmt: skip
+@fault(
+    "RP11",
+    "Positions doubled by default",
+    citation="documented bug RP11",
+    killed_by=("rotary.frequencies",),
+    cause="2 times too large",
+)
 def doubled_positions() -> Subject:
     return _rotary(lambda x, p: _turn(x, 2 * _angles(x, p)))
 
@@ -230,8 +280,13 @@ def absolute_bias() -> Subject:
     return _bias(lambda t, s: (-(t - s).abs() - 0.01 * s**2).float()[None].repeat(3, 1, 1), positions="relative")
 
 
-@fault("RB01", "ALiBi slopes for head counts that are not powers of two", citation="documented bug RB01",
-       killed_by=("alibi.slopes",), cause="no power of two")  # fmt: skip
+@fault(
+    "RB01",
+    "ALiBi slopes for head counts that are not powers of two",
+    citation="documented bug RB01",
+    killed_by=("alibi.slopes",),
+    cause="no power of two",
+)
 def plain_slopes() -> Subject:
     return _alibi([2.0 ** (-8.0 * i / 6) for i in range(1, 7)])
 
@@ -248,8 +303,13 @@ def favours_far() -> Subject:
     return _alibi(alibi_slopes(4), sign=1.0)
 
 
-@fault("RB04", "T5 bucket function wrong: sign handling", citation="documented bug RB04",
-       killed_by=("t5.buckets",), cause="sign")  # fmt: skip
+@fault(
+    "RB04",
+    "T5 bucket function wrong: sign handling",
+    citation="documented bug RB04",
+    killed_by=("t5.buckets",),
+    cause="sign",
+)
 def swapped_sign() -> Subject:
     numbers = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
 
