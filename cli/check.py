@@ -36,6 +36,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for report.json")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process on the CPU")
+@click.option("--call-seconds", default=30.0, show_default=True, help="limit for one call of the subject")
 @click.option("-v", "--verbose", is_flag=True, help="show every property, also those that do not apply")
 def check(
     targets: tuple[str, ...],
@@ -51,10 +52,13 @@ def check(
     out: Path | None,
     form: str,
     max_memory: float,
+    call_seconds: float,
     verbose: bool,
 ) -> int:
     """Judge TARGETs: package.module:attribute, path/file.py:attribute, or `reference`, `torch` and their parts."""
-    settings = {"profile": profile, "seed": seed, "device": device, "dtypes": dtypes}
+    settings = {
+        "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
+    }  # fmt: skip
     err = Console(stderr=True)
     run = _Run(profile, seed, device)
     size = workers or min(os.cpu_count() or 1, 4)

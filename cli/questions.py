@@ -39,7 +39,10 @@ class Answers:
     def plan(self, targets: Sequence[str], only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
         """Load targets and select properties; both described in plain words."""
         if self.settings.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError("device was 'cuda' and this machine has none that torch can use; leave --device out")
+            device = self.settings.device
+            raise ValueError(
+                f"device was {device!r} and this machine has no CUDA that torch can use; leave --device out"
+            )
         properties = select(only, exclude, level)
         subjects = [s for target in targets for s in load(target)]
         return {

@@ -129,10 +129,10 @@ def inner_products_see_distance(case: Case) -> None:
     rotating = _Rotating(case)
     far = _far(case)
     distance, shift = case.integer("i - j", 1, 9), case.integer("shift", 1, far)
-    q, k = rotating.vectors(1), rotating.vectors(1)
+    q, k = rotating.vectors(8), rotating.vectors(8)  # eight pairs: one alone may happen to see no difference of sign
 
     def product(i: int, j: int) -> Tensor:
-        left, right = rotating.at(q, torch.tensor([i])), rotating.at(k, torch.tensor([j]))
+        left, right = rotating.at(q, torch.full((8,), i)), rotating.at(k, torch.full((8,), j))
         return (left.double() * right.double()).sum(dim=-1)
 
     near, moved = product(distance, 0), product(distance + shift, shift)
