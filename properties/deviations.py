@@ -11,7 +11,7 @@ import difflib
 import fnmatch
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Deviation:
         reason: why it is so.
         link: to a public issue.
         condition: what of the environment must fit, by prefix.
+        is_shipped: comes with this package; such behaviour depends on sizes and options of an instance (a fast path
+            is taken or not), so that its absence is no finding.
     """
 
     property: str
@@ -43,6 +45,7 @@ class Deviation:
     reason: str
     link: str = ""
     condition: dict[str, str] = field(default_factory=dict)
+    is_shipped: bool = False
 
     def fits(self, report: Report) -> bool:
         """Whether the environment of a run meets the condition."""
@@ -100,8 +103,9 @@ def read_deviations(path: Path | None, today: datetime.date | None = None) -> De
             f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(map(repr, raw))}"
         )
     entries = [_entry(table, str(source), today or datetime.date.today()) for table in tables]
-    own = Deviations(entries, "" if shipped else str(source))
-    return own if shipped else Deviations([*own.entries, *read_deviations(None).entries], own.path)
+    if shipped:
+        return Deviations([replace(entry, is_shipped=True) for entry in entries])
+    return Deviations([*entries, *read_deviations(None).entries], str(source))
 
 
 def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
@@ -144,7 +148,7 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
                 link = f" ({entry.link})" if entry.link else ""
                 if result.outcome == FAIL:
                     result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
-                elif result.outcome == PASS:
+                elif result.outcome == PASS and not entry.is_shipped:
                     result.outcome = UNEXPECTED_PASS
                     result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
 
@@ -155,5 +159,5 @@ def stale(report: Report, deviations: Deviations) -> list[Deviation]:
     return [
         e
         for e in deviations.entries
-        if not any(e.speaks_of(name, target) and e.property in ids for name, target, ids in named)
+        if not e.is_shipped and not any(e.speaks_of(name, target) and e.property in ids for name, target, ids in named)
     ]

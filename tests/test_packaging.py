@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("reference", "properties", "reports", "cli")
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from a copy of the sources, without a network."""
-    source = tmp_path_factory.mktemp("source")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
-        shutil.copy(ROOT / file, source)
-    out = source / "dist"
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
-    (built,) = out.glob("*.whl")
-    return built
 
 
 def test_the_wheel_ships_every_file_of_every_package(wheel: Path) -> None:

@@ -141,8 +141,23 @@ def _sizes_of(module: nn.Module) -> DrawnConfig:
     if "d_model" not in found:
         linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
         found["d_model"] = linear.in_features if linear is not None else 8
+    if "max_len" not in found and (end := _end_of_positions(module, found["d_model"])) is not None:
+        found["max_len"] = end
     found.setdefault("num_key_value_heads", found.get("num_heads", 1))
     return DrawnConfig(**{"num_heads": 1, **found})
+
+
+def _end_of_positions(module: nn.Module, d_model: int) -> int | None:
+    """Return the rows of the shortest table that is called positions by its name, or None."""
+    tables = [*module.named_parameters(), *module.named_buffers()]
+    lengths = [
+        max(table.shape[:-1])
+        for name, table in tables
+        if table.ndim >= 2
+        and table.shape[-1] == d_model
+        and ("pos" in name.lower() or name.endswith((".pe", ".wpe.weight")))
+    ]
+    return min(lengths, default=None)
 
 
 def _described(name: str, kind: str | None, sample: nn.Module, **given: Any) -> Subject:

@@ -1,0 +1,56 @@
+"""Deviations: conditions, expiry on the day, and entries of which nothing was found."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations, stale
+from veriformer.properties.results import Report, Result, SubjectReport
+
+ENTRY = '[[deviation]]\nproperty = "a.b"\nsubject = "mine"\nreason = "because"\n'
+
+
+def report(outcome: str = "FAIL") -> Report:
+    results = [Result("a.b", "core", outcome, "it broke")]
+    return Report([SubjectReport("mine", "layer", results=results)], 0, "quick", versions={"torch": "2.13.0"})
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "deviations.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("condition", "outcome"),
+    [("", "DEVIATION"), ('torch = "2.13"', "DEVIATION"), ('torch = "2.12"', "FAIL"), ('device = "cuda"', "FAIL")],
+)
+def test_a_deviation_counts_where_its_condition_fits(tmp_path: Path, condition: str, outcome: str) -> None:
+    judged = report()
+    apply_deviations(judged, read_deviations(written(tmp_path, ENTRY + f"condition = {{ {condition} }}\n")))
+    assert judged.results[0].outcome == outcome
+
+
+def test_a_link_is_shown_with_the_reason(tmp_path: Path) -> None:
+    judged = report()
+    apply_deviations(judged, read_deviations(written(tmp_path, ENTRY + 'link = "https://example.org/1"\n')))
+    assert judged.results[0].reason == "because (https://example.org/1)"
+
+
+def test_an_entry_expires_after_its_day(tmp_path: Path) -> None:
+    path = written(tmp_path, ENTRY + "expires = 2027-01-31\n")
+    read_deviations(path, datetime.date(2027, 1, 31))
+    with pytest.raises(DeviationsError, match=r"of 'mine' from 'a\.b' expired on 2027-01-31; look at it again"):
+        read_deviations(path, datetime.date(2027, 2, 1))
+
+
+def test_entries_that_match_nothing_are_found(tmp_path: Path) -> None:
+    known = read_deviations(written(tmp_path, ENTRY + ENTRY.replace("mine", "gone")))
+    assert [e.subject for e in stale(report(), known)] == ["gone"]
+
+
+def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviationsError, match="an entry has no 'reason'; every entry needs property, subject, reason"):
+        read_deviations(written(tmp_path, ENTRY.replace('"because"', '" "')))
