@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from veriformer.cli.pool import Pool, RefusedError, Task
 from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
 from veriformer.properties.profiles import PROFILES

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+
 from veriformer.cli.check import check
 from veriformer.cli.explain import explain
 from veriformer.cli.listing import list_properties

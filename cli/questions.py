@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from veriformer.cli.worker import Message
 from veriformer.properties.engine import Judge, select
 from veriformer.properties.profiles import Settings

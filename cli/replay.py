@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+
 from veriformer.cli.pool import Pool, RefusedError
 from veriformer.reports.records import RecordError, read_json
 from veriformer.reports.terminal import print_failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.facts import attention_scale
 from veriformer.properties.oracles import attention_bound, attention_oracle

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.compare import worst_difference
 from veriformer.properties.oracles import attention_bound, attention_oracle
 

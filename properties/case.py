@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.compare import epsilon, refuse_vacuous, size_of, worst_difference
 from veriformer.properties.draws import Draws
 from veriformer.properties.palette import colliding_lengths

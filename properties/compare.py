@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.violations import VacuousCheckError
 
 GAP: Mapping[torch.dtype, float] = {

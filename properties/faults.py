@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.isolation import isolated
 from veriformer.properties.property import Property
 from veriformer.properties.search import Search

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.paths import Path
 from veriformer.properties.probe import by_substitution

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.subject import DrawnConfig, Subject
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.compare import GAP, epsilon, size_of, worst_difference
 
 LAMBDA = 6.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.compare import epsilon, rounding_bound
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from veriformer.properties import results as r
 from veriformer.properties.adapters import as_subject
 from veriformer.properties.deviations import apply_deviations, read_deviations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+
 from veriformer.properties.subject import Subject
 
 GRAD_MODES = ("grad", "no_grad", "inference")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+
 from veriformer.properties.palette import palette
 from veriformer.properties.redraw import redraw_weights
 from veriformer.properties.subject import DrawnConfig, Subject

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+
 from veriformer.properties.compare import epsilon, size_of, worst_difference
 from veriformer.properties.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.violations import SubjectError, SubjectTimeoutError

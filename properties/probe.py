@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.draws import RandomDraws

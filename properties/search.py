@@ -11,6 +11,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+
 from veriformer.properties.case import Case
 from veriformer.properties.draws import Draws, HypothesisDraws, RandomDraws, RecordedDraws, RejectedError
 from veriformer.properties.palette import colliding_lengths

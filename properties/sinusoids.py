@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.compare import epsilon, worst_difference
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.case import Case
 from veriformer.properties.embedding_leaf import at_embedding
 from veriformer.properties.paths import DEFAULT, Path, walking

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
 from veriformer.properties.literals import literal, of_tensor
 from veriformer.properties.paths import DEFAULT, Path
 

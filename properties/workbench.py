@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.compare import epsilon, size_of, worst_difference
 from veriformer.properties.inputs import ordinary
 from veriformer.properties.noise import relative_tolerance, sensitivity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.reference.cache import LayerCache
 from veriformer.reference.position_bias import NoBias
 from veriformer.reference.rotary import NoRotation

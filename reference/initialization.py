@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+
 from veriformer.reference.config import Config
 
 Initializer = Callable[[nn.Module, Config, torch.Generator | None], None]

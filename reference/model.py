@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.reference.blocks import DecoderLayer, EncoderLayer
 from veriformer.reference.cache import KVCache
 from veriformer.reference.config import Config

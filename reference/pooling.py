@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.reference.attention import softmax
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.subject import DrawnConfig, Subject
 
 

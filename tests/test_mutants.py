@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mutants import Fault, all_faults
 from veriformer.properties.engine import run
 from veriformer.properties.profiles import Settings

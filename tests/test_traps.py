@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from traps import Trap, all_traps
 from veriformer.properties.engine import run, select
 from veriformer.properties.profiles import Settings

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.subject import DrawnConfig, Subject
 
 _SIZES = tuple(f.name for f in fields(DrawnConfig))

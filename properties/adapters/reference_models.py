@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import Classifier, Decoder, Encoder, EncoderDecoder

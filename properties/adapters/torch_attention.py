@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from veriformer.properties.subject import DrawnConfig, Subject
 
 

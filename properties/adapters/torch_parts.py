@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+
 from veriformer.properties.subject import DrawnConfig, Subject
 
 

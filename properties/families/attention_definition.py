@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from scipy import stats
 from torch import Tensor
+
 from veriformer.properties.attending import Attending
 from veriformer.properties.attention_causes import attention_cause
 from veriformer.properties.case import Case

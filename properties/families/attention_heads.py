@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.facts import attention_scale

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.attending import Attending
 from veriformer.properties.attention_causes import attention_cause
 from veriformer.properties.case import Case

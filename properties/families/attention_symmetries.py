@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from veriformer.properties.attending import Attending
 from veriformer.properties.case import Case
 from veriformer.properties.compare import epsilon, rounding_bound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.paths import DEFAULT, Path

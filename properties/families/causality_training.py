@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional
+
 from veriformer.properties.case import Case
 from veriformer.properties.premises import needs_fact, needs_module
 from veriformer.properties.property import holds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+
 from veriformer.properties.case import Case
 from veriformer.properties.premises import needs_fact, needs_module
 from veriformer.properties.property import holds

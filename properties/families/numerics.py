@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from veriformer.properties.case import Case
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.property import holds

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.case import Case
 from veriformer.properties.expected_count import COUNTED, expected_count, surplus_cause, total, why_unknown
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary

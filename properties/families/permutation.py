@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.case import Case
 from veriformer.properties.compare import rounding_bound
 from veriformer.properties.premises import excludes_fact, needs_fact

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+
 from veriformer.properties.case import Case
 from veriformer.properties.compare import epsilon, rounding_bound, size_of
 from veriformer.properties.paths import Path

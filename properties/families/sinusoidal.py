@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+
 from veriformer.properties.case import Case
 from veriformer.properties.compare import epsilon
 from veriformer.properties.pool import Built

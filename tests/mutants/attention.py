@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from veriformer.properties.subject import Subject
 
 from mutants import fault
 from mutants.parts import attention, masked
+from veriformer.properties.subject import Subject
 
 
 @fault(

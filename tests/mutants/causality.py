@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
-from veriformer.reference import attention as reference_attention
-from veriformer.reference.attention import MultiHeadAttention
 
 from mutants import fault
 from mutants.parts import CausalLayer, layer, model
+from veriformer.properties.subject import Subject
+from veriformer.reference import attention as reference_attention
+from veriformer.reference.attention import MultiHeadAttention
 
 
 class _Shifted(MultiHeadAttention):

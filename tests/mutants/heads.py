@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
 
 from mutants import fault
 from mutants.parts import SelfAttention, model, projections, self_attention
+from veriformer.properties.subject import Subject
 
 
 @fault(

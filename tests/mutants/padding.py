@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
-from veriformer.reference import model as reference_model
 
 from mutants import fault
 from mutants.parts import SelfAttention, layer, model
+from veriformer.properties.subject import Subject
+from veriformer.reference import model as reference_model
 
 
 def _layer(weights: Any) -> Subject:

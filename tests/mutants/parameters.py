@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
-from veriformer.reference.config import Config
-from veriformer.reference.model import build
 
 from mutants import fault
 from mutants.parts import model
+from veriformer.properties.subject import Subject
+from veriformer.reference.config import Config
+from veriformer.reference.model import build
 
 _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
 

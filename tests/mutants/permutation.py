@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from veriformer.properties.subject import Subject
 
 from mutants import fault
 from mutants.parts import SelfAttention, layer, model, self_attention
+from veriformer.properties.subject import Subject
 
 
 @fault("FF07", "FFN/reshape mixes positions", citation="documented bug FF07", killed_by=("permutation.equivariance",))

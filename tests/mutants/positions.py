@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
-from veriformer.reference.attention import MultiHeadAttention
-from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 from mutants import fault
 from mutants.parts import model, positions
+from veriformer.properties.subject import Subject
+from veriformer.reference.attention import MultiHeadAttention
+from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 
 def _table(omega: Any) -> Any:

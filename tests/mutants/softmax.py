@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from veriformer.properties.subject import Subject
 
 from mutants import fault
+from veriformer.properties.subject import Subject
 
 
 def _softmax(function: Any) -> Subject:

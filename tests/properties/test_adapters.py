@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from broken_models import TinyLanguageModel
 from torch import Tensor, nn
 from torch.nn import functional
+
+from broken_models import TinyLanguageModel
 from veriformer.properties import Subject, check
 from veriformer.properties.adapters import as_subject, groups, shipped
 from veriformer.properties.subject import DrawnConfig

@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 
 import pytest
+
 from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations, stale
 from veriformer.properties.results import Report, Result, SubjectReport
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from broken_models import RIGHT, build_right, layer
 from torch import nn
+
+from broken_models import RIGHT, build_right, layer
 from veriformer.properties import engine, profiles
 from veriformer.properties.case import Case
 from veriformer.properties.engine import Judge, run, select

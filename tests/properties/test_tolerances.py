@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from broken_models import RIGHT, layer
 from veriformer.properties.compare import GAP, epsilon, rounding_bound, worst_difference
 from veriformer.properties.noise import relative_tolerance

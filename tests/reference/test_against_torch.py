@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
 from veriformer.reference.attention import MultiHeadAttention, attention, softmax
 from veriformer.reference.blocks import DecoderLayer, EncoderLayer
 from veriformer.reference.config import Config

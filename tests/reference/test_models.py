@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import nn
+
 from veriformer.reference.blocks import DropPath
 from veriformer.reference.config import (
     ARCHITECTURES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mutants.parts import SelfAttention, attention, masked, self_attention
 from torch import Tensor
-from veriformer.properties.subject import Subject
 
+from mutants.parts import SelfAttention, attention, masked, self_attention
 from traps import trap
+from veriformer.properties.subject import Subject
 
 
 @trap("T01", "No 1/sqrt(d_k): T5 folds it into the initialisation", "facebookresearch/xformers#522")

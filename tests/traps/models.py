@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mutants.parts import CausalLayer, SelfAttention, layer, model
 from torch import Tensor, nn
-from veriformer.properties.subject import Subject
 
+from mutants.parts import CausalLayer, SelfAttention, layer, model
 from traps import trap
+from veriformer.properties.subject import Subject
 
 
 @trap("T26", "Outputs at padded positions are garbage", "huggingface/transformers#17463")
