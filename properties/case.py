@@ -265,9 +265,14 @@ class Case:
             )
 
     def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
-        """Require that two tensors differ beyond rounding: the other side of a two-sided property."""
+        """Require that two tensors differ beyond rounding: the other side of a two-sided property.
+
+        In half precision rounding may be as large as a real effect, so there one unit in the last place suffices:
+        that something matters is for float32 and float64 to show, where it matters nothing must be said wrongly.
+        """
         self._same_shape(got, other, what)
-        limit = self.tolerance()
+        coarse = got.dtype in (torch.bfloat16, torch.float16)
+        limit = epsilon(got.dtype) if coarse else self.tolerance()
         self._on_record("differs", got, other, size_of(other), limit)
         worst = worst_difference(got, other, size_of(other))
         self.bench.tally.note(limit, max(worst.error, 1e-300))

@@ -13,12 +13,12 @@ from veriformer.properties.violations import VacuousCheckError
 
 GAP: Mapping[torch.dtype, float] = {
     # Surveyed over 170 released models with re-drawn weights: benign float32 noise stayed below 3e-5 of the
-    # output's size, real deviations started at 1e-4. The cap is the geometric middle of that gap; for the other
-    # dtypes it is scaled by the ratio of their epsilons, except that float64 stays far below float32 noise.
+    # output's size, real deviations started at 1e-4. The cap is the geometric middle of that gap. float64 stays far
+    # below float32 noise; in half precision the gap is not there, and the cap only keeps a comparison meaningful.
     torch.float32: 5.5e-5,
     torch.float64: 1e-9,
-    torch.bfloat16: 5.5e-5 * 2.0**16,
-    torch.float16: 5.5e-5 * 2.0**13,
+    torch.bfloat16: 0.25,
+    torch.float16: 0.05,
 }
 """Largest relative error that can ever count as rounding, by dtype."""
 

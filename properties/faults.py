@@ -20,7 +20,7 @@ from veriformer.properties.subject import Subject
 from veriformer.properties.violations import BudgetSpent, SubjectError, SubjectTimeoutError, Violation
 from veriformer.properties.workbench import Workbench
 
-SHARE = 0.05  # of the wrong term in the output: a leak this small is 20 times what a careless test would need
+SHARE = 0.05  # of the wrong term in the output, or three times what rounding may do in a coarse dtype
 
 Forward = Callable[..., Tensor]
 
@@ -39,27 +39,27 @@ class Fault:
     name: str
     noticed_by: tuple[str, ...]
     fits: Callable[[Subject], bool]
-    wrap: Callable[[Forward], Forward]
+    wrap: Callable[[Forward, float], Forward]
 
 
-def _future_by_one(forward: Forward) -> Forward:
+def _future_by_one(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         output = forward(model, *args, **kwargs)
         ahead = torch.cat([output[:, 1:], output[:, -1:]], dim=1)
-        return output + SHARE * ahead
+        return output + share * ahead
 
     return broken
 
 
-def _past_only_last(forward: Forward) -> Forward:
+def _past_only_last(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         output = forward(model, *args, **kwargs)
-        return output + SHARE * output[:, -1:].detach()
+        return output + share * output[:, -1:].detach()
 
     return broken
 
 
-def _mask_ignored(forward: Forward) -> Forward:
+def _mask_ignored(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         kept = {k: None if k in _MASKS else v for k, v in kwargs.items()}
         return forward(model, *args, **{k: v for k, v in kept.items() if v is not None})
@@ -70,27 +70,27 @@ def _mask_ignored(forward: Forward) -> Forward:
 _MASKS = ("attention_mask", "source_mask", "target_mask", "memory_mask")
 
 
-def _batch_mixed(forward: Forward) -> Forward:
+def _batch_mixed(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         output = forward(model, *args, **kwargs)
-        return output + SHARE * output.roll(1, dims=0)
+        return output + share * output.roll(1, dims=0)
 
     return broken
 
 
-def _noise(forward: Forward) -> Forward:
+def _noise(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         output = forward(model, *args, **kwargs)
-        return output * (torch.rand_like(output) > SHARE)  # dropout of 5 % that eval mode does not switch off
+        return output * (torch.rand_like(output) > share)  # dropout that eval mode does not switch off
 
     return broken
 
 
-def _order_mixed_in(forward: Forward) -> Forward:
+def _order_mixed_in(forward: Forward, share: float) -> Forward:
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         output = forward(model, *args, **kwargs)
         steps = torch.arange(output.shape[1], dtype=output.dtype, device=output.device)
-        return output + SHARE * output.abs().mean() * steps[None, :, None]
+        return output + share * output.abs().mean() * steps[None, :, None]
 
     return broken
 
@@ -157,13 +157,20 @@ def power(bench: Workbench, properties: Sequence[Property]) -> dict[str, Any] | 
         if not judges or bench.subject.forward is None or not fault.fits(bench.subject):
             continue
         tried += 1
-        broken = replace(bench.subject, forward=fault.wrap(bench.subject.forward), embed=None)
+        broken = replace(bench.subject, forward=fault.wrap(bench.subject.forward, _share(bench)), embed=None)
         with isolated(bench.subject.module):
             if not any(_notices(prop, Workbench(broken, bench.settings, bench.pool)) for prop in judges):
                 missed.append(fault.name)
     if not tried:
         return None
     return {"noticed": tried - len(missed), "tried": tried, "missed": missed, "voided": bool(missed)}
+
+
+def _share(bench: Workbench) -> float:
+    coarsest = max(
+        bench.tolerance(bench.pool.get(config, dtype)) for config in bench.configs for dtype in bench.dtypes()
+    )
+    return max(SHARE, 3 * coarsest)
 
 
 def _notices(prop: Property, bench: Workbench) -> bool:

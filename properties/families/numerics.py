@@ -24,7 +24,8 @@ _WITH_TENSORS = tuple(kind for kind in _CALLABLE if kind not in ("positions", "p
 def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     """Unit normal values, values a hundred times larger or smaller, constants and duplicates are ordinary."""
     built = case.built()
-    scale = case.choice("scale", (1.0, 0.01, 100.0, 0.0))
+    # float16 ends at 65504: the scores of inputs of 100 are out of its range, whatever the implementation
+    scale = case.choice("scale", (1.0, 0.01, 0.0) if built.dtype == torch.float16 else (1.0, 0.01, 100.0, 0.0))
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [(x * scale if x.is_floating_point() else x).to(case.bench.device) for x in inputs.tensors]
     for path in case.paths(masks=("none",)):
