@@ -282,8 +282,6 @@ class Case:
                 got=f"a difference of {worst.error:.3g}",
                 expected=f"a difference above {limit:.3g}",
                 index=worst.index,
-                error=limit,
-                tolerance=worst.error,
                 path=self.path,
                 cause=cause,
             )

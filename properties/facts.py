@@ -73,6 +73,7 @@ FACTS: Mapping[str, Fact] = {
             lambda v: isinstance(v, int | float) and v > 0,
             "scores are c * tanh(scores / c)",
         ),
+        _flag("observed_scale", "the scale can be read off while the model runs (found by the probe, not declared)"),
         _flag("query_key_norm", "queries and keys are normalised before the scores"),
         _flag("grouped_queries", "takes fewer key-value heads than query heads"),
         _flag("sink", "softmax has an extra sink: rows of weights sum to at most 1"),

@@ -10,6 +10,7 @@ from torch import Tensor
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.draws import RandomDraws
+from veriformer.properties.observed_scale import ObservedScale, ScaleWatch
 from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.stream import PER_POSITION, SEQUENCES, Stream
 from veriformer.properties.violations import SubjectError
@@ -39,6 +40,11 @@ def probe(bench: Workbench) -> tuple[dict[str, Any], list[str]]:
             facts["positions"] = found = "none" if _ignores_order(bench) else "other"
             manner = "does not depend on" if found == "none" else "depends on"
             notes.append(f"positions = {found!r}: the output {manner} the order of the input; declare it")
+        if subject.kind in SEQUENCES and not subject.is_functional:
+            scales = _scales(bench)
+            facts["observed_scale"] = bool(scales)
+            if scales and subject.fact("attention_scale") is None:
+                notes += _scale_notes(scales)
     except SubjectError:
         pass  # the properties will meet the same error, on a case that can be shown
     return facts, notes
@@ -89,6 +95,24 @@ def _ignores_order(bench: Workbench) -> bool:
         straight, permuted = stream(x), stream(x[:, order])
     expected = straight[:, order] if stream.case.subject.kind in PER_POSITION else straight
     return worst_difference(permuted, expected, size_of(expected)).error <= case.tolerance(stream.built)
+
+
+def _scales(bench: Workbench) -> list[ObservedScale]:
+    _, stream = _case(bench)
+    with ScaleWatch() as watch, torch.no_grad():
+        stream(stream.draw(2, LENGTH))
+    return watch.found
+
+
+def _scale_notes(scales: list[ObservedScale]) -> list[str]:
+    """Report scales other than the usual one; that one needs no word."""
+    unusual = {s for s in scales if abs(s.factor * s.d_head**0.5 - 1) > 1e-3}
+    told = {
+        f"attention_scale = {s.factor:.4g} at d_head = {s.d_head}, where 1/sqrt(d_head) is {s.d_head**-0.5:.4g} "
+        "(1 if the queries were scaled before); declare it"
+        for s in unusual
+    }
+    return sorted(told)
 
 
 def _causal_note(influence: Tensor) -> str:

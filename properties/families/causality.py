@@ -106,6 +106,10 @@ class _Map:
             return cause
         return f"{cause}; the plain path is clean, only this one leaks ({self.path})"
 
+    def gap(self) -> str | None:
+        """Name the likely cause of a gap."""
+        return gap_cause(self._measured(self.path), self.allowed)
+
 
 @holds(
     "causality.no-future-gradient",
@@ -113,6 +117,7 @@ class _Map:
     formula="d f(x)_t / d x_s = 0  <=>  s > t",
     source="Vaswani et al. 2017, section 3.1; the derivative of the statement.",
     kinds=PER_POSITION,
+    requires=("batch.independence",),
     unless=_CAUSAL,
     sweeps_lengths=True,
     catches=(*_LEAKS, "CM02"),
@@ -130,7 +135,7 @@ def gradients_stop_at_the_present(case: Case) -> None:
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
         _no_leak(case, stream, influence, allowed, path)
-        _no_gap(case, _without_chance(stream, influence, allowed, path), allowed)
+        _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
     if not case.subject.is_functional and case.built(dtype=stream.built.dtype).config.dropout > 0:
         training = Path(training=True)
         case.path = str(training)
@@ -162,15 +167,15 @@ def _without_chance(stream: Stream, influence: Tensor, allowed: Tensor, path: Pa
     return influence
 
 
-def _no_gap(case: Case, influence: Tensor, allowed: Tensor) -> None:
+def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path: Path) -> None:
     missing = int(((influence == 0) & allowed).sum())
     case.require(
         missing == 0,
         "an output does not depend on an input that it must see",
         got=f"no influence at {missing} of {int(allowed.sum())} permitted places",
         expected="some influence at each of them",
-        cause=lambda: gap_cause(influence, allowed),
-        influence=lambda: map_of(influence, allowed),
+        cause=_Map(case, stream, path).gap,
+        influence=_Map(case, stream, path),
     )
 
 
@@ -212,6 +217,7 @@ def a_prefix_gives_the_first_outputs(case: Case) -> None:
     source="Causality at t = 0: attention over one key is the identity on its value.",
     kinds=PER_POSITION,
     level="extended",
+    requires=("batch.independence",),
     unless=(_CAUSAL, excludes_fact("prefix")),
     catches=("CM01", "CM02", "CM19"),
 )
@@ -257,7 +263,7 @@ def the_window_has_the_declared_width(case: Case) -> None:
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
         _no_leak(case, stream, influence, allowed, path)
-        _no_gap(case, _without_chance(stream, influence, allowed, path), allowed)
+        _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
     if length > window or length < window:
         case.witness()
 

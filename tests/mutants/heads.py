@@ -170,3 +170,21 @@ def without_cross_attention() -> Subject:
 
     facts = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre", "tied": False}
     return model(remove, facts, architecture="encoder_decoder")
+
+
+@fault(
+    "SC02-model",
+    "A whole model divides by sqrt(d_model) instead of sqrt(d_head)",
+    citation="documented bug SC02",
+    killed_by=("attention.model-scale",),
+    cause="1/sqrt(d_model)",
+)
+def model_scaled_by_its_width() -> Subject:
+    class Wrong(SelfAttention):
+        def scores(self, x: Tensor) -> Tensor:
+            return self.split(self.q(x)) @ self.split(self.k(x)).transpose(-2, -1) * x.shape[-1] ** -0.5
+
+        def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            return torch.softmax(scores, dim=-1)
+
+    return Subject(kind="layer", build=Wrong, forward=lambda m, x: x + m(x), declares={"causal": False})

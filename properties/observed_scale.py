@@ -1,0 +1,66 @@
+"""The attention scale of a whole model, read off while it runs: scores as they leave q k^T and as they enter softmax.
+
+Works where a model multiplies queries by keys, scales, and calls torch's softmax; not where a fused kernel does all of
+it, a bias is added, or the queries are scaled before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum")
+_SOFTMAX = ("softmax",)
+_HIDDEN = -1e3  # scores below are masked ones; unit-gain scores stay within a few tens
+
+
+@dataclass(frozen=True)
+class ObservedScale:
+    """One softmax over scaled scores.
+
+    Attributes:
+        factor: softmax input / (q k^T).
+        d_head: length of the product's sum.
+    """
+
+    factor: float
+    d_head: int
+
+
+class ScaleWatch(TorchFunctionMode):
+    """Watches products and softmaxes while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[ObservedScale] = []
+        self._products: list[tuple[Tensor, Tensor, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _SOFTMAX and args and isinstance(args[0], Tensor):
+            self._match(args[0].detach())
+        result = func(*args, **(kwargs or {}))
+        if name in _PRODUCTS and isinstance(result, Tensor) and result.ndim >= 3:
+            operand = next((a for a in args if isinstance(a, Tensor)), None)
+            if operand is not None:
+                self._products.append((result, result.detach().clone(), operand.shape[-1]))
+                del self._products[:-8]  # the product that a softmax belongs to is among the last few
+        return result
+
+    def _match(self, scores: Tensor) -> None:
+        for _, product, width in reversed(self._products):
+            if product.numel() != scores.numel() or product.shape[-1] != scores.shape[-1]:
+                continue
+            raw, given = product.double().flatten(), scores.double().flatten()
+            seen = given.isfinite() & (given > _HIDDEN)
+            raw, given = raw[seen], given[seen]
+            if len(raw) < 4 or float(raw.square().sum()) == 0:
+                continue
+            factor = float((raw * given).sum() / raw.square().sum())
+            misfit = float((given - factor * raw).abs().amax() / given.abs().amax().clamp(min=1e-12))
+            if misfit < 1e-4 and factor > 0:  # one factor explains all scores: nothing else was added
+                self.found.append(ObservedScale(factor, width))
+                return
