@@ -189,6 +189,15 @@ class Case:
         chosen = built or self._built
         return self.bench.tolerance(chosen) if chosen is not None else 64 * epsilon(torch.float32)
 
+    def shifted_bound(self, built: Built, expected: Tensor) -> float:
+        """Return the absolute tolerance for outputs whose positions were shifted.
+
+        Angles and tables of positions are made in float32 in most models, whatever their dtype, and round anew at
+        every position; so a shift is judged with the tolerance of float32, or the model's own if that is coarser.
+        """
+        single = self.bench.pool.get(built.config, torch.float32) if self.subject.module is None else built
+        return max(self.bench.tolerance(built), self.bench.tolerance(single)) * size_of(expected)
+
     def close(
         self,
         got: Tensor,

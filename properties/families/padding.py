@@ -139,10 +139,12 @@ def _amount(case: Case, side: str) -> None:
         pooled = not padded.stream.per_position
         for row in range(2):
             got = batch[row] if pooled else batch[row, padded.mask[row]]
+            alone = padded.alone(row, path)
             case.close(
                 got,
-                padded.alone(row, path),
+                alone,
                 f"a sequence of {padded.real[row]} gives other outputs when padded on the {side} to {padded.real[0]}",
+                bound=case.shifted_bound(padded.stream.built, alone) if side == "left" else None,
             )
     case.path = ""
     case.witness()

@@ -272,6 +272,7 @@ def relative_models_ignore_a_common_shift(case: Case) -> None:
         shifted[:, pad:] if stream.per_position else shifted,
         plain,
         f"shifting all positions by {pad} changes the output",
+        bound=case.shifted_bound(stream.built, plain),
     )
     if size_of(plain):
         case.witness()
