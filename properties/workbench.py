@@ -17,6 +17,7 @@ from torch import Tensor
 
 from veriformer.properties.compare import epsilon, size_of, worst_difference
 from veriformer.properties.inputs import ordinary
+from veriformer.properties.narrowing import NarrowingWatch
 from veriformer.properties.noise import relative_tolerance, sensitivity
 from veriformer.properties.pool import Built, ModelPool
 from veriformer.properties.profiles import Settings
@@ -166,14 +167,15 @@ class Workbench:
         return sensitivity(built.module, call, tensors, built.dtype, generator, step)
 
     def _computes_in_float64(self) -> bool:
-        """Probe: an output that follows a move of 1e-11 was not rounded to float32 on the way."""
+        """Probe: no operation gives narrower numbers, and the output follows a move of 1e-11."""
         if self.device.type == "mps":
             return False
         try:
             built = self.pool.get(self.configs[0], torch.float64)
             inputs = ordinary(self.subject, built.config, torch.Generator().manual_seed(1), torch.float64)
-            output = self.forward(built, *[x.to(self.device) for x in inputs.tensors], *inputs.extras)
-            if output.dtype != torch.float64 or not bool(output.isfinite().all()):
+            with NarrowingWatch() as watch, torch.no_grad():
+                output = self.forward(built, *[x.to(self.device) for x in inputs.tensors], *inputs.extras)
+            if watch.is_narrow or output.dtype != torch.float64 or not bool(output.isfinite().all()):
                 return False
             floats = built.module is not None or any(x.is_floating_point() for x in inputs.tensors)
             step = 1e-11  # far below float32's 6e-8, far above float64's 1e-16

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.case import Case
 from veriformer.properties.expected_count import COUNTED, expected_count, surplus_cause, total, why_unknown
@@ -184,6 +185,11 @@ def tying_survives(case: Case) -> None:
     case.witness()
 
 
+def _as_plain(output: Any) -> Any:
+    """Turn a record of outputs (a ModelOutput, a dataclass) into a dict, so that all of its tensors are found."""
+    return dict(vars(output)) if hasattr(output, "__dataclass_fields__") else output
+
+
 @holds(
     "parameters.all-used",
     statement="Every parameter is connected to the output.",
@@ -195,7 +201,9 @@ def tying_survives(case: Case) -> None:
     catches=("EM07", "IN02", "ME02", "parameters-unused"),
 )
 def every_parameter_is_connected(case: Case) -> None:
-    """A gradient must exist; it may be zero by symmetry (softmax cancels a key bias)."""
+    """All outputs of the model count, also those that the subject's forward does not pick (a pooler beside the hidden
+    states). A gradient must exist; it may be zero by symmetry (softmax cancels a key bias).
+    """
     built = case.built()
     module = _is_module(case, built)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -204,12 +212,17 @@ def every_parameter_is_connected(case: Case) -> None:
         case.witness()
         return
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
-    output = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
-    probe = case.normal(*output.shape, dtype=output.dtype)
-    case.require(
-        output.requires_grad, "the output is connected to no parameter", got="no gradient", expected="gradients"
-    )
-    gradients = torch.autograd.grad((output * probe).sum(), [p for _, p in named], allow_unused=True)
+    raw: list[Any] = []
+    hook = module.register_forward_hook(lambda m, args, output: raw.append(output))
+    try:
+        output = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    finally:
+        hook.remove()
+    outputs = [o for o in (output, *tree_leaves([_as_plain(o) for o in raw])) if isinstance(o, Tensor)]
+    reached = [o for o in outputs if o.requires_grad and o.is_floating_point()]
+    case.require(bool(reached), "the output is connected to no parameter", got="no gradient", expected="gradients")
+    total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     unused = [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
     case.require(
         not unused,
