@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class NarrowingWatch(TorchDispatchMode):
-    """Notes whether any operation gives floating point numbers narrower than float64 while it is entered.
+    """Notes whether any operation turns float64 numbers into narrower ones while it is entered.
 
-    Many libraries compute a softmax, a norm or the angles of positions in float32 whatever the dtype of the model:
-    right, but then two evaluation orders differ by float32 rounding, and float64 tolerances would cry wolf.
+    Many libraries compute a softmax or a norm in float32 whatever the dtype of the model: right, but then two
+    evaluation orders differ by float32 rounding, and float64 tolerances would cry wolf. Narrow constants that are
+    made on the way (a mask from `torch.ones`) are the same in every evaluation and do not count.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,9 @@ class NarrowingWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-                self.is_narrow = True
+        takes_wide = any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in tree_leaves((args, kwargs)))
+        gives_narrow = any(
+            isinstance(v, Tensor) and v.is_floating_point() and v.dtype != torch.float64 for v in tree_leaves(result)
+        )
+        self.is_narrow |= takes_wide and gives_narrow
         return result

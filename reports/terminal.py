@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -58,14 +58,27 @@ def print_report(
             console.print(
                 Text(f"    VOID: the fault {missed!r}, put into this subject, went unnoticed", style="bold red")
             )
-        for result in subject["results"]:
-            shown = verbose or result["outcome"] not in ("PASS", "NOT_APPLICABLE")
-            if shown:
-                _print_result(console, result, statements)
+        _print_results(console, subject["results"], statements, verbose)
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}; profile {report['profile']}, "
                        f"seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def _print_results(
+    console: Console, results: Sequence[Mapping[str, Any]], statements: Mapping[str, str], verbose: bool
+) -> None:
+    """Print what did not pass; one line for all properties that stopped at the same obstacle."""
+    shown = [r for r in results if verbose or r["outcome"] not in ("PASS", "NOT_APPLICABLE")]
+    obstacles = Counter((r["outcome"], r["reason"]) for r in shown if r["outcome"] in ("ERROR", "TIMEOUT", "BLOCKED"))
+    told: set[tuple[str, str]] = set()
+    for result in shown:
+        obstacle = (result["outcome"], result["reason"])
+        if obstacles[obstacle] < 3 or verbose:
+            _print_result(console, result, statements)
+        elif obstacle not in told:
+            told.add(obstacle)
+            _print_result(console, {**result, "id": f"{obstacles[obstacle]} properties"}, statements)
 
 
 def _print_result(console: Console, result: Mapping[str, Any], statements: Mapping[str, str]) -> None:

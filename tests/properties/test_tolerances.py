@@ -56,3 +56,10 @@ def test_measured_tolerance_lies_between_rounding_and_real_deviations() -> None:
     bench = Workbench(RIGHT, Settings())
     tolerance = bench.tolerance(bench.pool.get(bench.configs[0], torch.float32))
     assert 16 * epsilon(torch.float32) <= tolerance <= 5.5e-5
+
+
+def test_a_narrow_constant_does_not_cost_float64() -> None:
+    masked = Workbench(layer(lambda x: x * torch.ones(x.shape[1]).to(x.dtype)[:, None] * 1.5), Settings())
+    assert masked.dtypes() == (torch.float32, torch.float64)
+    upcast = Workbench(layer(lambda x: x + x.softmax(-1, dtype=torch.float32).to(x.dtype)), Settings())
+    assert upcast.dtypes() == (torch.float32,)

@@ -90,3 +90,19 @@ def undeclared() -> Subject:
     return Subject(
         kind="self_attention", build=SelfAttention, forward=lambda m, x, attention_mask=None: m(x, attention_mask)
     )
+
+
+@trap("T29", "The softmax is computed in float32 whatever the dtype of the model", "pytorch/pytorch#179578")
+def upcast_softmax() -> Subject:
+    class Upcast(SelfAttention):
+        def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
+            return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
+
+    return Subject(
+        kind="layer",
+        build=Upcast,
+        forward=lambda m, x, attention_mask=None: x + m(x, attention_mask),
+        declares={"causal": False, "positions": "none"},
+    )
