@@ -9,26 +9,30 @@ from torch import nn
 
 from veriformer.reference.config import Config
 
-Initializer = Callable[[nn.Module, Config, torch.Generator | None], None]
+Generators = Callable[[str], torch.Generator | None]
+"""The generator for the parameter of a name: one for all, or one each, so that models of different parts share the
+initial weights of the parts that they share."""
+
+Initializer = Callable[[nn.Module, Config, Generators], None]
 
 
-def xavier(model: nn.Module, config: Config, generator: torch.Generator | None) -> None:
+def xavier(model: nn.Module, config: Config, generators: Generators) -> None:
     """Uniform with variance 2 / (fan_in + fan_out) and zero biases (Glorot & Bengio 2010); embeddings N(0, 1/D)."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight, generator=generator)
+            nn.init.xavier_uniform_(module.weight, generator=generators(f"{name}.weight"))
             _zero_bias(module)
         elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=config.d_model**-0.5, generator=generator)
+            nn.init.normal_(module.weight, std=config.d_model**-0.5, generator=generators(f"{name}.weight"))
 
 
-def gpt2(model: nn.Module, config: Config, generator: torch.Generator | None) -> None:
+def gpt2(model: nn.Module, config: Config, generators: Generators) -> None:
     """N(0, 0.02^2), over sqrt(2N) where a map writes into the residual stream (Radford et al. 2019, section 2.3)."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             writes = name.endswith(("o_proj", "feed_forward.down"))
             std = 0.02 * ((2 * config.num_layers) ** -0.5 if writes else 1.0)
-            nn.init.normal_(module.weight, std=std, generator=generator)
+            nn.init.normal_(module.weight, std=std, generator=generators(f"{name}.weight"))
             _zero_bias(module)
 
 
@@ -37,7 +41,7 @@ def _zero_bias(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def torch_default(model: nn.Module, config: Config, generator: torch.Generator | None) -> None:
+def torch_default(model: nn.Module, config: Config, generators: Generators) -> None:
     """Leave what torch.nn chose."""
 
 

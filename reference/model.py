@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from veriformer.reference.blocks import DecoderLayer, EncoderLayer
 from veriformer.reference.cache import KVCache
 from veriformer.reference.config import Config
-from veriformer.reference.initialization import INITS
+from veriformer.reference.initialization import INITS, Generators
 from veriformer.reference.normalization import NORMS
 from veriformer.reference.pooling import POOLINGS
 from veriformer.reference.position_bias import AlibiBias, NoBias, T5Bias
@@ -262,16 +262,16 @@ MODELS: Mapping[str, Callable[[Config], nn.Module]] = {
 """Makers of a model, by architecture."""
 
 
-def build(config: Config, generator: torch.Generator | None = None) -> nn.Module:
+def build(config: Config, generator: torch.Generator | Generators | None = None) -> nn.Module:
     """Return the model that `config` describes, initialised by its scheme.
 
     Args:
         config: sizes and choices.
-        generator: of the initial weights; None: torch's own.
+        generator: of the initial weights; or a function from a parameter's name to its generator; None: torch's own.
 
     >>> build(Config(architecture="decoder", vocab_size=5))(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 5])
     """
     model = MODELS[config.architecture](config)
-    INITS[config.init](model, config, generator)
+    INITS[config.init](model, config, generator if callable(generator) else lambda name: generator)
     return model

@@ -1,0 +1,6 @@
+"""Synthetic tasks, each with its chance, its best and what it needs; fresh samples every step."""
+
+from veriformer.ablations.tasks import language, order, translation, views
+from veriformer.ablations.tasks.task import IGNORED, TASKS, Samples, Task
+
+__all__ = ["IGNORED", "TASKS", "Samples", "Task", "language", "order", "translation", "views"]

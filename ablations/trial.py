@@ -1,0 +1,77 @@
+"""One model, one task, one seed; identified by a hash of everything that determines its outcome."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from veriformer.ablations.recipe import Recipe
+
+DETERMINING = (
+    "reference",
+    "ablations/edits.py",
+    "ablations/exactness.py",
+    "ablations/models.py",
+    "ablations/observation.py",
+    "ablations/recipe.py",
+    "ablations/stacking.py",
+    "ablations/tasks",
+    "ablations/training.py",
+)
+"""Source whose change makes stored trials stale, relative to the package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is trained; plain data.
+
+    Attributes:
+        task: its name.
+        config: keyword arguments of the model's configuration.
+        recipe: how it is trained.
+        edits: parts taken out that no field of the configuration removes.
+        lengths: other lengths at which it is tried.
+        checks: theorems that are verified on the trained model.
+        seed: of initial weights and data; paired across variants.
+        device: "cpu" or "cuda".
+    """
+
+    task: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=Recipe)
+    edits: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    checks: tuple[str, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**asdict(self), "config": dict(self.config), "recipe": asdict(self.recipe)}
+
+    def key(self, group: tuple[int, ...]) -> str:
+        """Return the hash of this trial when it is trained together with the seeds `group`.
+
+        The group belongs to it: a stacked product may round differently from another stack's.
+        """
+        told = {**self.to_json(), "group": group, "torch": torch.__version__, "code": code_digest()}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a hash of the source that determines a trial's outcome."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for place in DETERMINING:
+        path = root / place
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
