@@ -15,7 +15,7 @@ even when each is amplified tenfold; a trained model that sees order differs by 
 
 @dataclass(frozen=True)
 class Exactness:
-    """Outcome of one check: the largest difference of logits over their largest size, and how many inputs were tried."""
+    """Outcome of one check: largest difference of logits over their largest size, and how many inputs."""
 
     difference: float
     inputs: int
@@ -35,7 +35,7 @@ def _difference(model: nn.Module, tokens: Tensor, rearranged: list[Tensor]) -> E
 
 
 def permutation(model: nn.Module, tokens: Tensor) -> Exactness:
-    """No permutation of the tokens changes the logits: self-attention without positions is equivariant, pooling invariant.
+    """Check that no permutation of the tokens changes the logits: attention is equivariant, pooling invariant.
 
     Every exchange of neighbours is tried, which generate all permutations, and 16 random ones beside.
 
@@ -53,7 +53,7 @@ def permutation(model: nn.Module, tokens: Tensor) -> Exactness:
 
 
 def reversal(model: nn.Module, tokens: Tensor) -> Exactness:
-    """The reverse gives the same logits: a bias of |t - s| alone and a symmetric pooling cannot tell left from right."""
+    """Check that the reverse gives the same logits: neither |t - s| nor a symmetric pooling tells left from right."""
     return _difference(model, tokens, [tokens.flip(1)])
 
 

@@ -117,6 +117,10 @@ class Study:
                     if self.skip is None or not self.skip(task, setting.name, variant.name):
                         yield task, setting, variant
 
+    def is_forced(self, task: str, setting: Setting, variant: Variant) -> bool:
+        """Return whether a theorem settles this row."""
+        return any(p.theorem and p.speaks_of(task, setting.name, variant.name) for p in self.predictions)
+
     def trial(self, task: str, setting: Setting, variant: Variant, seed: int, device: str = "cpu") -> Trial:
         """Return one trial; it knows nothing of the study, so that studies share what they have in common."""
         checks = tuple(

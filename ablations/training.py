@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ from veriformer.ablations.stacking import Stack
 from veriformer.ablations.tasks import IGNORED, TASKS, Samples, Task
 from veriformer.ablations.trial import Trial
 
-HELD_OUT, PROBED, OBSERVATIONS, CURVE_POINTS, CHECKED = 1024, 128, 12, 50, 64
-"""Samples of the final test, samples and times of the tests on the way, points of a stored curve, inputs of a theorem."""
+HELD_OUT, PROBED, OBSERVATIONS, CURVE_POINTS, CHECKED = 1024, 64, 12, 50, 64
+"""Samples of the final test, samples and times of the tests on the way, points of a curve, inputs of a theorem."""
 
 SPIKE, DIVERGED, WINDOW = 10.0, 10.0, 25
-"""A loss ten times its running median (of the last 25 steps) is a spike; one after warm-up ten times the first, divergence."""
+"""A loss ten times its running median (of the last 25 steps) and above that of guessing is a spike; one after warm-up
+ten times the first is divergence."""
 
 HELD_OUT_SEED = 2**40
 """Training data comes from the trials' own seeds, which are smaller."""
@@ -119,7 +121,7 @@ def _precision(recipe: Recipe, device: torch.device) -> contextlib.AbstractConte
 
 
 def _loss_and_accuracy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return cross-entropy (nats) and accuracy of each seed from logits `[seeds, B, ..., C]`, labels `[seeds, B, ...]`."""
+    """Return each seed's cross-entropy (nats) and accuracy from logits `[seeds, B, ..., C]`, labels `[seeds, B, ...]`."""
     seeds, judged = len(labels), labels != IGNORED
     loss = functional.cross_entropy(
         logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
@@ -209,10 +211,10 @@ def _events(losses: Tensor, accuracies: Tensor, recipe: Recipe, task: Task) -> d
     """Spikes, divergence, area under the loss, steps to 95 % of the best: of the raw loss, nothing smoothed away."""
     finite = torch.isfinite(losses)
     worst = losses[finite].max().item() if bool(finite.any()) else None
-    spikes = 0
+    spikes, guessing = 0, math.log(1 / task.chance)
     for step in range(WINDOW, len(losses)):
         before = losses[step - WINDOW : step]
-        spikes += bool(losses[step] > SPIKE * before.nanmedian()) or not bool(finite[step])
+        spikes += bool(losses[step] > max(SPIKE * before.nanmedian().item(), guessing)) or not bool(finite[step])
     after = losses[recipe.warm_up :]
     last = losses[-min(WINDOW, len(losses)) :].mean().item()
     why = None
@@ -220,7 +222,7 @@ def _events(losses: Tensor, accuracies: Tensor, recipe: Recipe, task: Task) -> d
         why = "the loss was not finite"
     elif bool((after > DIVERGED * losses[0]).any()):
         why = "the loss rose above ten times the first"
-    elif last > 2 * math.log(1 / task.chance):
+    elif last > 2 * guessing:
         why = "the last loss is above twice that of guessing"
     smooth = accuracies.unfold(0, min(10, len(accuracies)), 1).mean(dim=1)
     wanted = task.chance + 0.95 * (task.best - task.chance)
@@ -236,7 +238,7 @@ def _events(losses: Tensor, accuracies: Tensor, recipe: Recipe, task: Task) -> d
 
 def _curves(log: _Log, losses: Tensor, accuracies: Tensor, index: int) -> dict[str, Any]:
     edges = [round(i * len(losses) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
-    bins = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    bins = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
     return {
         "step": [b for _, b in bins],
         "loss": _rounded([losses[a:b].mean().item() for a, b in bins]),
@@ -244,7 +246,8 @@ def _curves(log: _Log, losses: Tensor, accuracies: Tensor, index: int) -> dict[s
         "observed_at": log.at,
         "held_out_accuracy": _rounded([a[index].item() for a in log.probed]),
         "gradient_norm": {
-            part: [_significant(step[part][index].item()) for step in log.norms] for part in (log.norms[0] if log.norms else ())
+            part: [_significant(step[part][index].item()) for step in log.norms]
+            for part in (log.norms[0] if log.norms else ())
         },
         "entropy": [[_rounded(layer[index].tolist()) for layer in step] for step in log.entropies],
     }

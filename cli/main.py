@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from veriformer.cli.ablate import ablate
 from veriformer.cli.check import check
 from veriformer.cli.explain import explain
 from veriformer.cli.listing import list_properties
@@ -24,7 +25,7 @@ def commands() -> None:
     """
 
 
-for _command in (check, list_properties, explain, replay):
+for _command in (check, list_properties, explain, replay, ablate):
     commands.add_command(_command)
 
 

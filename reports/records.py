@@ -14,6 +14,11 @@ class RecordError(ValueError):
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that an interruption leaves the old one or the new one, never a part.
 
     Raises:
@@ -22,8 +27,8 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
@@ -33,7 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write a record as JSON; see `write_text`."""
+    """Write a record as JSON; see `write_bytes`."""
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 

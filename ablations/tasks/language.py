@@ -38,7 +38,7 @@ def _ascending(prompt: Tensor) -> Tensor:
 
 
 def _induction(generator: torch.Generator, number: int, length: int) -> Samples:
-    """A random word of period 3 to length / 2, repeated: from the second time on the next token is determined."""
+    """Draw a random word of period 3 to length / 2, repeated: from the second time on the next token is determined."""
     period = torch.randint(3, length // 2 + 1, (number, 1), generator=generator)
     # tokens of a word differ, so that one token back tells the next
     word = torch.rand(number, 16, generator=generator).argsort(dim=1)
@@ -71,7 +71,7 @@ def _addition(generator: torch.Generator, number: int, length: int) -> Samples:
 
 
 def _hops(generator: torch.Generator, number: int, length: int) -> Samples:
-    """A random cycle f on `length` names is listed as pairs; then x, and f(f(x)) is asked.
+    """Draw a random cycle f on `length` names, listed as pairs; then x, and f(f(x)) is asked.
 
     Of a cycle of n >= 3, f(f(x)) is neither x nor f(x) and any of the others alike: 1 / (n - 2) without the second hop.
     """
@@ -90,7 +90,7 @@ MEMORY = 256
 
 
 def _memorise(generator: torch.Generator, number: int, length: int) -> Samples:
-    """A fixed random table from two tokens to one: nothing but storage helps."""
+    """Ask a fixed random table from two tokens to one: nothing but storage helps."""
     table = torch.randint(16, (MEMORY,), generator=torch.Generator().manual_seed(0))
     key = torch.randint(MEMORY, (number,), generator=generator)
     labels = torch.stack([torch.full_like(key, IGNORED), table[key]], dim=1)
@@ -111,7 +111,7 @@ def source_entropy(states: int = 16) -> float:
 
 
 def _source(generator: torch.Generator, number: int, length: int) -> Samples:
-    """A Markov chain of known entropy; two chains take turns, so that the last but one token tells the next."""
+    """Draw from a Markov chain of known entropy; two take turns, so that the last but one token tells the next."""
     cumulative = source_transition().cumsum(dim=1)
     tokens = torch.randint(16, (number, 2), generator=generator)
     draws = torch.rand(number, length, generator=generator, dtype=torch.float64)
@@ -183,7 +183,11 @@ register(
     ),
     _language("addition", "add two numbers, least significant digit first", _addition, _Sizes(12, 3, 1 / 10)),
     _language(
-        "hops", "apply a function that the prompt lists, twice", _hops, _Sizes(13, 6, 1 / 4), needs=("positions", "depth")
+        "hops",
+        "apply a function that the prompt lists, twice",
+        _hops,
+        _Sizes(13, 6, 1 / 4),
+        needs=("positions", "depth"),
     ),
     _language(
         "memorise", "know a fixed random table of 256 pairs", _memorise, _Sizes(16, 2, 1 / 16), needs=("parameters",)

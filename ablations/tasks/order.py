@@ -1,7 +1,7 @@
 """Is a sequence told from its rearrangements? Order tasks, and controls that need no order.
 
-Token 0 is `a`, token 1 is `b`, the others are fillers. In *precede*, *bigram* and their like a swap of `a` and `b` keeps
-the multiset of tokens and turns the label, so a model that cannot see order is at 1/2 exactly on a test set that is closed
+Token 0 is `a`, token 1 is `b`, the others are fillers. In *precede* and *bigram* a swap of `a` and `b` keeps the
+multiset of tokens and turns the label, so a model that cannot see order is at 1/2 exactly on a test set that is closed
 under the swap; the held-out set is: every second sample is the swap of the one before.
 """
 

@@ -1,0 +1,42 @@
+"""What a trial's model costs: parameters, and FLOPs of a step."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from veriformer.ablations.stacking import build_one
+from veriformer.ablations.tasks import TASKS
+from veriformer.ablations.trial import Trial
+from veriformer.reference.config import Config
+from veriformer.reference.counting import count_flops
+
+BACKWARD = 2
+"""A backward pass multiplies twice for each product of the forward: by the weights and by the inputs."""
+
+
+def cost_of(trial: Trial) -> dict[str, int]:
+    """Return the parameters of the model and the FLOPs of one training step of one seed (forward and backward)."""
+    return _cost(trial.task, json.dumps(dict(trial.config)), trial.edits, trial.recipe.batch_size)
+
+
+@functools.lru_cache(maxsize=512)
+def _cost(task_name: str, config: str, edits: tuple[str, ...], batch: int) -> dict[str, int]:
+    task, given = TASKS[task_name], json.loads(config)
+    trial = Trial(task=task_name, config=given, edits=edits)
+    model = build_one(trial)
+    inputs = task.draw(0, 2).inputs
+    if task.model == "reference" and not edits:
+        lengths: dict[str, Any] = {"length": inputs[-1].shape[1]}
+        if task.architecture == "encoder_decoder":
+            lengths["source_length"] = inputs[0].shape[1]
+        flops = count_flops(Config(**given), batch, **lengths).total
+    else:  # parts were taken out: the products that are left are counted as they happen
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(*inputs)
+        flops = counter.get_total_flops() * batch // 2
+    return {"parameters": sum(p.numel() for p in model.parameters()), "flops": (1 + BACKWARD) * flops}

@@ -1,0 +1,182 @@
+"""Tables of an ablation record: terminal, Markdown, LaTeX, CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+Study = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+DASH = "–"
+
+
+def interval(values: Sequence[float | None] | None, digits: int = 3, signed: bool = False) -> str:
+    """Return `value [low, high]`; an end that is not finite is shown as such.
+
+    >>> interval([0.5, 0.25, None], 2)
+    '0.50 [0.25, ∞]'
+    """
+    if values is None or values[0] is None:
+        return DASH
+    sign = "+" if signed else ""
+    value, low, high = values
+    told = [f"{value:{sign}.{digits}f}"]
+    told += ["-∞" if low is None else f"{low:{sign}.{digits}f}", "∞" if high is None else f"{high:{sign}.{digits}f}"]
+    return f"{told[0]} [{told[1]}, {told[2]}]"
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value with two digits, `<0.001` below; a dash where nothing was tested."""
+    return DASH if p is None else "<0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def of(count: Mapping[str, Any]) -> str:
+    """Return `k/n`, or a dash for none."""
+    return f"{count['count']}/{count['of']}" if count["count"] else DASH
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with some significant digits, large ones with a prefix.
+
+    >>> number(26_100_000.0), number(0.25), number(None)
+    ('26.1M', '0.25', '–')
+    """
+    if value is None:
+        return DASH
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
+
+
+def speech(row: Row) -> str:
+    """Return the verdict with what belongs to it: the pace, and what the seeds could have seen."""
+    told = str(row["verdict"])
+    if told == "no evidence" and row.get("smallest_detectable") is not None:
+        least = row["smallest_detectable"]
+        told += f" (could see {least:.2g})" if least < 1 else " (could see nothing)"
+    return f"{told}, {row['pace']}" if row["pace"] else told
+
+
+def prediction(row: Row) -> str:
+    """Return what was predicted and what became of it."""
+    return "; ".join(f"{p['expects']}: {p['outcome']}" for p in row["predictions"]) or DASH
+
+
+_SHORT: Mapping[str, Callable[[Row], str]] = {
+    "task": lambda r: r["task"],
+    "setting": lambda r: r["setting"],
+    "variant": lambda r: r["variant"],
+    "accuracy [95 %]": lambda r: interval(r["accuracy"]),
+    "difference [95 %]": lambda r: interval(r.get("difference"), signed=True),
+    "p Holm": lambda r: p_value(r.get("p_holm")),
+    "dead": lambda r: of(r["dead"]),
+    "diverged": lambda r: of(r["diverged"]),
+    "verdict": speech,
+    "prediction": prediction,
+}
+_MORE: Mapping[str, Callable[[Row], str]] = {
+    "parameters": lambda r: number(r["parameters"]),
+    "FLOPs/step": lambda r: number(r["flops"]),
+    "s/trial": lambda r: number(r["seconds"], 2),
+    "IQM": lambda r: f"{r['interquartile_mean']:.3f}",
+    "P(base > variant)": lambda r: number(r.get("probability_of_improvement")),
+    "p exact": lambda r: p_value(r.get("p")),
+    "loss area": lambda r: number(r["loss_area"]),
+    "max loss": lambda r: number(r["max_loss"]),
+    "spikes": lambda r: f"{r['spikes']['seeds']}/{r['seeds']}" if r["spikes"]["steps"] else DASH,
+    "steps to 95 %": lambda r: _reached(r["steps_to_95"]),
+}
+_LAST = ("verdict", "prediction")
+
+
+def _reached(steps: Mapping[str, Any]) -> str:
+    if not steps["reached"]:
+        return DASH
+    return f"{steps['mean']:.0f}" + ("" if steps["reached"] == steps["of"] else f" ({steps['reached']}/{steps['of']})")
+
+
+def _columns(study: Study, whole: bool) -> dict[str, Callable[[Row], str]]:
+    columns = dict(_SHORT)
+    if not any(r["setting"] for r in study["rows"]):
+        del columns["setting"]
+    if not whole:
+        for name in ("diverged", "dead"):
+            if not any(r[name]["count"] for r in study["rows"]):
+                del columns[name]
+        return columns
+    told = {name: columns.pop(name) for name in _LAST}
+    return {**columns, **_MORE, **told}
+
+
+def table(study: Study, form: str, *, whole: bool = True) -> str:
+    """Return a study's rows as a table.
+
+    Args:
+        study: of the record.
+        form: a format of `tabulate`: "simple", "pipe", "latex_booktabs", ...
+        whole: every column, or those that fit on a screen.
+    """
+    columns = _columns(study, whole)
+    cells = [[make(row) for make in columns.values()] for row in study["rows"]]
+    if not whole:
+        _blank_repeats(cells, [name for name in columns if name in ("task", "setting")])
+    return tabulate(cells, headers=list(columns), tablefmt=form, disable_numparse=True)
+
+
+def _blank_repeats(cells: list[list[str]], leading: Sequence[str]) -> None:
+    """Leave out what the line above says already."""
+    above: list[str] = []
+    for line in cells:
+        now = line[: len(leading)]
+        for index in range(len(leading)):
+            if above[: index + 1] == now[: index + 1]:
+                line[index] = ""
+        above = now
+
+
+def noise_line(study: Study) -> str:
+    """Return the noise floor: the spread of the base over seeds, which a single run cannot see through."""
+    known = [n["standard_deviation"] for n in study["noise"] if n["standard_deviation"] is not None]
+    if not known:
+        return "noise floor: one seed tells nothing of it"
+    least, most = min(known), max(known)
+    span = f"{most:.4f}" if least == most else f"{least:.4f} to {most:.4f}"
+    return f"noise floor: the base's accuracy has a standard deviation of {span} over seeds"
+
+
+def theorems(study: Study) -> list[str]:
+    """Return one line for every theorem that was checked on trained models."""
+    told = []
+    for row in study["rows"]:
+        for name, check in row["checks"].items():
+            mark = "✓" if check["holds"] else "✗"
+            told.append(
+                f"{mark} {row['task']}, {row['variant']}: {name} changes no logit of {check['models']} trained models "
+                f"on {check['inputs']:,} inputs (largest relative difference {check['difference']:.1e}, float64)"
+            )
+    return told
+
+
+def flat(record: Mapping[str, Any]) -> pd.DataFrame:
+    """Return every row of every study with raw numbers, for CSV."""
+    lines = []
+    for study in record["studies"]:
+        for row in study["rows"]:
+            line: dict[str, Any] = {"study": study["name"]}
+            for name, value in row.items():
+                if name in ("curves", "attention", "by_seed", "predictions", "checks", "stack"):
+                    continue
+                if name in ("accuracy", "difference", "area_difference"):
+                    line |= {name: value[0], f"{name}_low": value[1], f"{name}_high": value[2]}
+                elif isinstance(value, Mapping):
+                    line |= {f"{name}_{k}": v for k, v in value.items() if not isinstance(v, list)}
+                else:
+                    line[name] = value
+            line["predicted"] = prediction(row)
+            lines.append(line)
+    return pd.DataFrame(lines)

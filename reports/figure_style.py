@@ -1,0 +1,83 @@
+"""How every figure looks: colours that the colour-blind tell apart, and a foot that says where it comes from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666", "#000000")
+"""Okabe & Ito 2008."""
+
+DASHES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), (0, (6, 2, 1, 2)))
+"""Lines differ in dash as well as in colour."""
+
+VERDICTS: Mapping[str, tuple[str, str]] = {
+    "hurts": ("#D55E00", "v"),
+    "helps": ("#0072B2", "^"),
+    "equivalent": ("#009E73", "s"),
+    "no evidence": ("#666666", "o"),
+    "too few seeds": ("#999999", "."),
+    "forced": ("#000000", "D"),
+    "theorem violated": ("#CC79A7", "X"),
+}
+"""Colour and marker of each verdict."""
+
+STYLE = {
+    "font.size": 8.5, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 9, "axes.titleweight": "bold", "axes.grid": True, "grid.color": "#e6e6e6", "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "veriformer",
+    "figure.facecolor": "white", "axes.edgecolor": "#888888", "xtick.color": "#444444", "ytick.color": "#444444",
+}  # fmt: skip
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, inches."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def provenance(record: Mapping[str, Any]) -> str:
+    """Return what belongs under every figure: seeds, device, versions, command."""
+    versions = record["versions"]
+    return (
+        f"{record['seeds']} seeds · {record['device_name']} · torch {versions['torch']}, Python {versions['python']} · "
+        f"{record['command']}"
+    )
+
+
+def sign(figure: Figure, record: Mapping[str, Any]) -> None:
+    """Write the provenance under a figure."""
+    figure.supxlabel(provenance(record), fontsize=6.5, color="#666666", x=0.01, ha="left")
+
+
+def strip(axes: Axes) -> None:
+    """Take the frame and grid off axes that hold a picture."""
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def as_svg(figure: Figure) -> str:
+    """Return the figure as an SVG element, for a page."""
+    buffer = io.StringIO()
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG of 160 dots an inch."""
+    buffer = io.BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    return buffer.getvalue()

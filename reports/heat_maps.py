@@ -1,0 +1,139 @@
+"""Heat maps: attention entropy and gradient norm through training, attention of one sample, sinusoidal positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from veriformer.reports.figure_style import STYLE, new_figure, sign, strip
+
+Study = Mapping[str, Any]
+Record = Mapping[str, Any]
+MOST = 8
+"""Variants that one figure shows; more would be too small to read."""
+
+
+def _shown(study: Study) -> list[Mapping[str, Any]]:
+    """Return one row a variant: of the first task and the last setting that it has there."""
+    task = study["tasks"][0]["name"]
+    last: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in study["rows"]:
+        if row["task"] == task:
+            last[row["variant"], ""] = row
+    return list(last.values())[:MOST]
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return " · ".join(part for part in (row["variant"], row["setting"]) if part)
+
+
+def _through_training(rows: Sequence[Mapping[str, Any]], record: Record, label: str, **style: Any) -> Figure:
+    """Layers from bottom to top, steps from left to right, one panel a variant."""
+    deepest = max(len(row["grid"]) for row in rows)
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    with rc_context(STYLE):
+        figure = new_figure(2.6 * columns + 0.9, max(2.4, lines * (0.8 + 0.2 * deepest) + 0.6))
+        image = None
+        for place, row in enumerate(rows):
+            axes = figure.add_subplot(lines, columns, place + 1)
+            image = axes.imshow(row["grid"], aspect="auto", origin="lower", **style)
+            strip(axes)
+            axes.set_title(row["title"], loc="left", fontsize=8)
+            axes.set_yticks(range(len(row["names"])), row["names"] if place % columns == 0 else [])
+            marks = np.linspace(0, len(row["steps"]) - 1, 4).round().astype(int)
+            axes.set_xticks(marks, [row["steps"][m] for m in marks])
+            if place >= len(rows) - columns:
+                axes.set_xlabel("step")
+        if image is not None:
+            figure.colorbar(image, ax=figure.axes, label=label, shrink=0.9)
+        sign(figure, record)
+    return figure
+
+
+def entropy(study: Study, record: Record) -> Figure | None:
+    """Attention entropy over that of uniform attention, by layer, through training."""
+    rows = []
+    for row in _shown(study):
+        grid = np.array(row["curves"]["entropy"], dtype=float).T
+        if grid.ndim == 2 and grid.size:
+            names = [f"layer {i + 1}" for i in range(len(grid))]
+            rows.append({"grid": grid, "steps": row["curves"]["observed_at"], "names": names, "title": _title(row)})
+    if not rows:
+        return None
+    return _through_training(rows, record, "entropy / ln(keys)", vmin=0, vmax=1, cmap="viridis")
+
+
+def gradients(study: Study, record: Record) -> Figure | None:
+    """Norm of the gradient by layer through training, before clipping."""
+    rows = []
+    for row in _shown(study):
+        norms = row["curves"]["gradient_norm"]
+        names = sorted(norms, key=lambda part: (part == "output", part != "embedding", part))
+        grid = np.array([[np.nan if v is None else v for v in norms[name]] for name in names], dtype=float)
+        if grid.size:
+            rows.append(
+                {
+                    "grid": grid,
+                    "steps": row["curves"]["observed_at"][: grid.shape[1]],
+                    "names": names,
+                    "title": _title(row),
+                }
+            )
+    if not rows:
+        return None
+    known = np.concatenate([row["grid"][np.isfinite(row["grid"]) & (row["grid"] > 0)] for row in rows])
+    if not known.size:
+        return None
+    low, high = float(np.quantile(known, 0.02)), float(known.max())
+    return _through_training(rows, record, "gradient norm", norm=LogNorm(low, max(high, low * 1.01)), cmap="cividis")
+
+
+def attention(study: Study, record: Record) -> Figure | None:
+    """Attention weights of one held-out sample after training, heads averaged: a row a variant, a column a layer."""
+    rows = [row for row in _shown(study) if row.get("attention")]
+    if not rows:
+        return None
+    layers = max(len(row["attention"]) for row in rows)
+    with rc_context(STYLE):
+        figure = new_figure(1.15 * layers + 2.2, 1.2 * len(rows) + 0.8)
+        image = None
+        for line, row in enumerate(rows):
+            for layer, heads in enumerate(row["attention"]):
+                axes = figure.add_subplot(len(rows), layers, line * layers + layer + 1)
+                weights = np.array(heads, dtype=float).mean(axis=0)
+                image = axes.imshow(weights, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+                strip(axes)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if line == 0:
+                    axes.set_title(f"layer {layer + 1}", fontsize=8)
+                if layer == 0:
+                    axes.set_ylabel(_title(row).replace(" · ", "\n"), rotation=0, ha="right", va="center", fontsize=7.5)
+        if image is not None:
+            figure.colorbar(image, ax=figure.axes, label="weight (row: query, column: key)", shrink=0.8)
+        sign(figure, record)
+    return figure
+
+
+def sinusoids(record: Record) -> Figure | None:
+    """Draw the sinusoidal encoding: positions down, channels across."""
+    table = record.get("sinusoidal")
+    if not table:
+        return None
+    with rc_context(STYLE):
+        figure = new_figure(6.0, 3.2)
+        axes = figure.add_subplot()
+        image = axes.imshow(np.array(table), aspect="auto", cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
+        strip(axes)
+        axes.set_xlabel("channel (even: sine, odd: cosine)")
+        axes.set_ylabel("position")
+        axes.set_title("sinusoidal positional encoding", loc="left")
+        figure.colorbar(image, ax=axes)
+        sign(figure, record)
+    return figure

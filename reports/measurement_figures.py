@@ -1,0 +1,127 @@
+"""Figures and sentences of what was measured or fitted rather than compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from veriformer.reports.figure_style import COLOURS, DASHES, STYLE, new_figure, sign
+
+Study = Mapping[str, Any]
+Record = Mapping[str, Any]
+_UNITS = {"seconds": "seconds a step", "bytes": "bytes kept for the backward", "flops": "FLOPs a step"}
+_MARKS = "os^vD"
+
+
+def lines(study: Study) -> list[str]:
+    """Return what a fit or a measurement says, one sentence each."""
+    told = study.get("fit") or {}
+    if told.get("kind") == "scaling-law":
+        return [
+            f"loss above the entropy goes with {name} to the power of {f['exponent']:.2f} "
+            f"[{f['low']:.2f}, {f['high']:.2f}] over {f['points']} points from {min(f['x']):,} to {max(f['x']):,}"
+            for name, f in told["fits"].items()
+        ]
+    return list(told.get("lines", ()))
+
+
+def scaling_law(study: Study, record: Record) -> Figure | None:
+    """Loss above the source's entropy against parameters and samples, with the fitted lines."""
+    told = study.get("fit") or {}
+    if told.get("kind") != "scaling-law" or not told["fits"]:
+        return None
+    with rc_context(STYLE):
+        figure = new_figure(3.4 * len(told["fits"]), 2.9)
+        for place, (name, fit) in enumerate(told["fits"].items()):
+            axes = figure.add_subplot(1, len(told["fits"]), place + 1)
+            x = np.array(fit["x"], dtype=float)
+            axes.loglog(x, fit["y"], "o", color=COLOURS[0], markersize=4.5)
+            axes.loglog(x, fit["factor"] * x ** fit["exponent"], "--", color=COLOURS[3], linewidth=1.2)
+            axes.set_title(
+                f"exponent {fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", loc="left", fontsize=8
+            )
+            axes.set_xlabel(name)
+            axes.set_ylabel("loss above the entropy, nats" if place == 0 else "")
+        sign(figure, record)
+    return figure
+
+
+def profile(study: Study, record: Record) -> Figure | None:
+    """Time, memory and FLOPs against T for both backends; and attention against the linear maps."""
+    told = study.get("fit") or {}
+    if told.get("kind") != "profile":
+        return None
+    points = [p for p in study["points"] if "failed" not in p]
+    with rc_context(STYLE):
+        figure = new_figure(8.6, 5.2)
+        for place, (quantity, unit) in enumerate(_UNITS.items()):
+            axes = figure.add_subplot(2, 2, place + 1)
+            for index, backend in enumerate(("eager", "fused")):
+                chosen = [p for p in points if p["varied"] == "T" and p["backend"] == backend]
+                fit = next(
+                    (f for f in told["fits"] if (f["of"], f["against"], f["backend"]) == (quantity, "T", backend)), None
+                )
+                label = backend + (f", T^{fit['exponent']:.2f} (at the end {fit['at the end']:.2f})" if fit else "")
+                axes.loglog(
+                    [p["T"] for p in chosen], [p[quantity] for p in chosen], color=COLOURS[index], marker=_MARKS[index],
+                    markersize=4, linestyle=DASHES[index], label=label,
+                )  # fmt: skip
+            axes.set_title(unit, loc="left")
+            axes.set_xlabel("T")
+            axes.legend(fontsize=7.5)
+        axes = figure.add_subplot(2, 2, 4)
+        shares = [p for p in points if p["varied"] == "shares"]
+        for index, side in enumerate(("eager", "fused", "linear")):
+            name = "linear maps" if side == "linear" else f"attention, {side}"
+            axes.loglog(
+                [p["T"] for p in shares], [p[side] for p in shares], color=COLOURS[index], marker=_MARKS[index],
+                markersize=4, linestyle=DASHES[index], label=name,
+            )  # fmt: skip
+        if shares:
+            crossing = 6 * shares[0]["d_model"]
+            axes.axvline(crossing, color="#888888", linewidth=0.9)
+            axes.text(crossing, axes.get_ylim()[0], f" 6 d = {crossing}", fontsize=7.5, color="#444444", va="bottom")
+        axes.set_title("where attention overtakes (forward, seconds)", loc="left")
+        axes.set_xlabel("T")
+        axes.legend(fontsize=7.5)
+        sign(figure, record)
+    return figure
+
+
+def initialisation(study: Study, record: Record) -> Figure | None:
+    """Token spread by depth and attention entropy by head width, of untrained models, with intervals over seeds."""
+    told = study.get("fit") or {}
+    if told.get("kind") != "initialisation":
+        return None
+    panels = (("token spread", "blocks", "norm(X - mean) / norm(X)"), ("attention entropy", "d_k", "entropy / ln T"))
+    with rc_context(STYLE):
+        figure = new_figure(7.2, 2.9)
+        for place, (quantity, x_name, y_name) in enumerate(panels):
+            axes = figure.add_subplot(1, 2, place + 1)
+            chosen = [p for p in study["points"] if p["quantity"] == quantity]
+            for index, variant in enumerate(dict.fromkeys(p["variant"] for p in chosen)):
+                own = [p for p in chosen if p["variant"] == variant]
+                xs, values = [p["x"] for p in own], np.array([p["value"] for p in own], dtype=float)
+                axes.plot(
+                    xs,
+                    values[:, 0],
+                    color=COLOURS[index],
+                    linestyle=DASHES[index],
+                    marker=_MARKS[index],
+                    markersize=4,
+                    label=variant,
+                )
+                axes.fill_between(xs, values[:, 1], values[:, 2], color=COLOURS[index], alpha=0.2, linewidth=0)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks([p["x"] for p in own], [str(p["x"]) for p in own])
+            if quantity == "token spread":
+                axes.set_yscale("log")
+            axes.set_xlabel(x_name)
+            axes.set_title(y_name, loc="left")
+            axes.legend(fontsize=7.5)
+        sign(figure, record)
+    return figure
