@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-PACKAGES = -p veriformer.reference -p veriformer.properties -p veriformer.reports -p veriformer.cli
+PACKAGES = -p veriformer.reference -p veriformer.ablations -p veriformer.properties -p veriformer.reports -p veriformer.cli
 
 .PHONY: verify test lint types bench clean
 

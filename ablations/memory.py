@@ -16,7 +16,7 @@ def bytes_per_seed(trial: Trial) -> int:
     """Estimate what one seed of a trial takes while it trains.
 
     Parameters four times (value, gradient, two moments); what the backward keeps of each layer: some 20 vectors of
-    width D a token (inputs of the four projections, two norms, two skips, the 4 D wide inner layer twice) and four T x T
+    width D a token (inputs of the four projections, two norms, two skips, the 4 D wide inner layer twice) and four T^2
     matrices a head (scores, masked scores, exponentials, weights); data; and the larger batch of the final test.
     """
     task, recipe, config = TASKS[trial.task], trial.recipe, trial.config

@@ -104,7 +104,8 @@ def _same_code(outcome: dict[str, Any]) -> None:
     if outcome["code"] != code_digest() or outcome["torch"] != torch.__version__:
         raise MismatchError(
             f"a worker runs torch {outcome['torch']} and code {outcome['code'][:8]}, "
-            f"this process torch {torch.__version__} and code {code_digest()[:8]}; install the same versions on all machines"
+            f"this process torch {torch.__version__} and code {code_digest()[:8]}; "
+            "install the same versions on all machines"
         )
 
 

@@ -15,10 +15,13 @@ ALPHA, POWER = 0.05, 0.8
 """Level of a whole family of tests, and the power at which an effect counts as one that the seeds could have seen."""
 
 RESAMPLES = 9999
-"""Of a bootstrap or a Monte Carlo test: the end of an interval moves by about 1 % of its width from run to run."""
+"""Of a bootstrap: the end of an interval moves by about 1 % of its width from run to run."""
+
+FLIPS = 99_999
+"""Random sign flips where there are too many to go through them all."""
 
 EXACT_SEEDS = 16
-"""Up to here all 2^n sign flips are gone through, 65,536 of them; beyond, `RESAMPLES` random ones."""
+"""Up to here all 2^n sign flips are gone through, 65,536 of them; beyond, `FLIPS` random ones."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def sign_flip_p(differences: ArrayLike) -> float:
     sample = _vector(differences)
     if np.all(sample == 0):
         return 1.0
-    resamples = 2 ** len(sample) if len(sample) <= EXACT_SEEDS else RESAMPLES
+    resamples = 2 ** len(sample) if len(sample) <= EXACT_SEEDS else FLIPS
     found = stats.permutation_test(
         (sample,), np.mean, permutation_type="samples", n_resamples=resamples, rng=np.random.default_rng(0)
     )
@@ -97,7 +100,7 @@ def smallest_p(seeds: int) -> float:
     >>> smallest_p(5)
     0.0625
     """
-    return 2.0 / 2**seeds if seeds <= EXACT_SEEDS else 2.0 / (RESAMPLES + 1)
+    return 2.0 / 2**seeds if seeds <= EXACT_SEEDS else 2.0 / (FLIPS + 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -35,10 +35,11 @@ def warnings_before(study: Study, seeds: int) -> list[str]:
         for task, setting, variant in study.rows()
     )
     if tests and tests * smallest_p(seeds) > ALPHA:
-        enough = next(n for n in range(1, 64) if tests * smallest_p(n) <= ALPHA)
+        enough = next((n for n in range(1, 64) if tests * smallest_p(n) <= ALPHA), None)
+        advice = f"give --seeds {enough} or more" if enough else "name fewer tasks or variants"
         return [
             f"{study.name}: {seeds} seeds cannot reach a verdict; the smallest p is {smallest_p(seeds):.2g} and "
-            f"there are up to {tests} tests (Holm), so nothing but theorems will be decided; give --seeds {enough} or more"
+            f"there are up to {tests} tests (Holm), so nothing but theorems will be decided; {advice}"
         ]
     return []
 
@@ -134,7 +135,10 @@ def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "gradient_norm": norms,
             # by observation and layer, the mean over seeds and heads; heads apart for the first seed
             "entropy": [
-                [_number(np.nanmean([_floats(e[t][layer]) for e in entropy])) for layer in range(len(entropy[0][0]))]
+                [
+                    _number(float(np.nanmean([_floats(e[t][layer]) for e in entropy])))
+                    for layer in range(len(entropy[0][0]))
+                ]
                 for t in range(len(entropy[0]))
             ]
             if entropy

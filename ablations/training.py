@@ -53,7 +53,7 @@ def train(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     trial, started = trials[0], time.perf_counter()
     task, recipe, device = TASKS[trial.task], trial.recipe, torch.device(trial.device)
     stack = Stack(trials)
-    data = [_training_data(task, recipe, t.seed) for t in trials]
+    data = [training_data(task, recipe, t.seed) for t in trials]
     inputs = tuple(torch.stack(column, dim=0).to(device) for column in zip(*(d.inputs for d in data), strict=True))
     labels = torch.stack([d.labels for d in data]).to(device)
     probe = _shared(task.draw(HELD_OUT_SEED + 1, PROBED), len(trials), device)
@@ -68,7 +68,7 @@ def train(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     return records
 
 
-def _training_data(task: Task, recipe: Recipe, seed: int) -> Samples:
+def training_data(task: Task, recipe: Recipe, seed: int) -> Samples:
     """Return all samples of a seed; the same ones for every variant."""
     total = recipe.steps * recipe.batch_size
     if not recipe.num_samples:
@@ -121,7 +121,7 @@ def _precision(recipe: Recipe, device: torch.device) -> contextlib.AbstractConte
 
 
 def _loss_and_accuracy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return each seed's cross-entropy (nats) and accuracy from logits `[seeds, B, ..., C]`, labels `[seeds, B, ...]`."""
+    """Return each seed's cross-entropy (nats) and accuracy; logits `[seeds, B, ..., C]`, labels `[seeds, B, ...]`."""
     seeds, judged = len(labels), labels != IGNORED
     loss = functional.cross_entropy(
         logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none", label_smoothing=smoothing

@@ -245,10 +245,8 @@ def _list(form: str) -> int:
     from veriformer.ablations.measurement import MEASUREMENTS
     from veriformer.ablations.studies import DEFAULT, STUDIES
 
-    told = [
-        {"name": s.name, "question": s.question, "default": s.name in DEFAULT}
-        for s in (*STUDIES.values(), *MEASUREMENTS.values())
-    ]
+    known: list[Any] = [*STUDIES.values(), *MEASUREMENTS.values()]
+    told = [{"name": s.name, "question": s.question, "default": s.name in DEFAULT} for s in known]
     if form == "json":
         click.echo(json.dumps(told, indent=1))
     else:

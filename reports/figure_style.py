@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666", "#000000")
 """Okabe & Ito 2008."""
 
-DASHES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), (0, (6, 2, 1, 2)))
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (3, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), (0, (6, 2, 1, 2)))
 """Lines differ in dash as well as in colour."""
 
 VERDICTS: Mapping[str, tuple[str, str]] = {
@@ -28,7 +28,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 }
 """Colour and marker of each verdict."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8.5, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlesize": 9, "axes.titleweight": "bold", "axes.grid": True, "grid.color": "#e6e6e6", "grid.linewidth": 0.6,
     "axes.axisbelow": True, "legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "veriformer",
