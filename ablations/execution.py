@@ -21,6 +21,10 @@ ATTEMPTS = 3
 """Times a job is begun when workers die under it, before it counts as the cause of their deaths."""
 
 
+CONNECT_SECONDS = 20.0
+"""For a scheduler to answer."""
+
+
 class Executor(Protocol):
     """What a job is handed to."""
 
@@ -93,7 +97,7 @@ def local(processes: int) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def dask(address: str, *, timeout: float = 20) -> Iterator[Executor]:
+def dask(address: str) -> Iterator[Executor]:
     """Run jobs on the workers of a Dask scheduler; a worker that dies costs nothing, its jobs go to another.
 
     Raises:
@@ -104,7 +108,7 @@ def dask(address: str, *, timeout: float = 20) -> Iterator[Executor]:
     except ImportError:
         raise ClusterError("--cluster needs Dask; install it with: pip install 'veriformer[cluster]'") from None
     try:
-        client = Client(address, timeout=timeout, set_as_default=False)
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise ClusterError(

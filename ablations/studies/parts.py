@@ -61,7 +61,8 @@ register(
         tasks=("precede", "induction"),
         settings=tuple(Setting(f"lr={rate:g}", {}, {"learning_rate": rate}) for rate in (1e-3, 3e-3)),
         predictions=(
-            Prediction("none", "depends", "entropy collapses at the start; whether training minds depends on the rate"),
+            Prediction("none", "hurts", "Vaswani et al. 2017, footnote 4; seen with three seeds", tasks=("induction",)),
+            Prediction("none", "depends", "entropy collapses at the start; training may mend it", tasks=("precede",)),
             Prediction("1 / d_k", "depends", "seen: the sign flips with the rate"),
         ),
     ),
@@ -109,7 +110,7 @@ register(
         question="Is depth or width the better use of parameters?",
         source="Tay et al. 2022; Levine et al. 2020; the textbook rule is tested, not assumed",
         config={"num_layers": 2, "d_model": 64, "num_heads": 4, "positions": "learned"},
-        recipe=Recipe(steps=400, learning_rate=1e-3, warm_up=40),
+        recipe=Recipe(steps=500, learning_rate=1e-3, warm_up=50),
         variants=(
             Variant("N=2 d=64"),
             Variant("N=6 d=64", "(three times the depth)", {"num_layers": 6}),
@@ -120,7 +121,7 @@ register(
         ),
         tasks=("hops", "memorise"),
         predictions=(
-            Prediction("N=6 d=64", "depends", "composition wants depth (textbook)", tasks=("hops",)),
+            Prediction("N=6 d=64", "helps", "composition wants depth (textbook); seen with two seeds", tasks=("hops",)),
             Prediction("N=2 d=128", "faster", "memory wants parameters", tasks=("memorise",)),
         ),
     ),

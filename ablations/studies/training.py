@@ -57,14 +57,15 @@ register(
         variants=(
             Variant("d=32"),
             *(Variant(f"d={d}", f"(width {d})", {"d_model": d, "num_heads": 2}) for d in (4, 8, 12, 16, 24, 48)),
-            *(Variant(f"samples={n}", f"fresh data, for {n} sequences", recipe={"num_samples": n})
-              for n in (16, 32, 64, 128, 256, 512, 1600)),
+            # each sample is seen once, so data and steps go together
+            *(Variant(f"samples={n}", f"(8000 samples, for {n})", recipe={"steps": n // 16, "warm_up": n // 160})
+              for n in (160, 320, 640, 1600, 3200, 16000)),
         ),
         tasks=("source",),
         fit="scaling-law",
         predictions=(
             Prediction("d=4", "hurts", "four channels hold no table of sixteen tokens"),
-            Prediction("samples=16", "hurts", "Kaplan et al. 2020: data bounds the loss"),
+            Prediction("samples=160", "hurts", "Kaplan et al. 2020: data bounds the loss"),
         ),
     ),
     Study(

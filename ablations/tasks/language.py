@@ -181,7 +181,7 @@ register(
     _language(
         "selective-copy", "repeat the four symbols that stand among blanks", _selective_copy, _Sizes(10, 12, 1 / 8)
     ),
-    _language("addition", "add two numbers, least significant digit first", _addition, _Sizes(12, 3, 1 / 10)),
+    _language("addition", "add two numbers, least significant digit first", _addition, _Sizes(12, 2, 1 / 10)),
     _language(
         "hops",
         "apply a function that the prompt lists, twice",
