@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ _LARGE = 2**29
 def prepare() -> None:
     """Make this process a worker: one torch thread, and (glibc) memory that is kept between steps."""
     torch.set_num_threads(1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to give the same bits again
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

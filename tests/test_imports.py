@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "properties", "reports", "cli")
+PACKAGES = ("reference", "properties", "ablations", "reports", "cli")
 ALLOWED = {
     "reference": {"reference"},
     "properties": {"reference", "properties"},
+    "ablations": {"reference", "ablations"},
     "reports": {"reports"},
-    "cli": {"reference", "properties", "reports", "cli"},
+    "cli": {"reference", "properties", "ablations", "reports", "cli"},
 }
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 

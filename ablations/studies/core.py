@@ -9,7 +9,7 @@ SMALL = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "learned"}
 DEEP = {"num_layers": 6, "d_model": 32, "num_heads": 2, "positions": "learned"}
 
 ORDER, CONTROLS = ("precede", "first", "bigram"), ("count", "majority")
-WARM_UP = 125
+WARM_UP = 100
 RATES = {f"lr={rate:g}": {"learning_rate": rate} for rate in (1e-3, 2e-3, 3e-3)}
 
 register(
@@ -48,7 +48,7 @@ register(
         question="What do residual connections buy, by depth and learning rate?",
         source="He et al. 2016; Dong et al. 2021 (rank collapse)",
         config=DEEP,
-        recipe=Recipe(steps=300, warm_up=WARM_UP),
+        recipe=Recipe(steps=250, warm_up=WARM_UP),
         variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
         tasks=("precede", "count"),
         settings=tuple(
@@ -73,7 +73,7 @@ register(
         question="What does normalization buy, and where does it belong?",
         source="Ba et al. 2016; Xiong et al. 2020; Zhang & Sennrich 2019",
         config=DEEP,
-        recipe=Recipe(steps=300),
+        recipe=Recipe(steps=250),
         variants=(
             Variant("pre-LN"),
             Variant("post-LN", "the clean skip path: norm(x + f(x))", {"norm_placement": "post"}),
@@ -97,8 +97,8 @@ register(
         question="Which placement of the norm needs a warm-up of the learning rate?",
         source="Xiong et al. 2020, sections 3 and 4",
         config=DEEP,
-        recipe=Recipe(steps=300, warm_up=WARM_UP),
-        variants=(Variant("warm-up"), Variant("no warm-up", "the first 125 small steps", {}, {"warm_up": 0})),
+        recipe=Recipe(steps=250, warm_up=WARM_UP),
+        variants=(Variant("warm-up"), Variant("no warm-up", "the first 100 small steps", {}, {"warm_up": 0})),
         tasks=("precede",),
         settings=tuple(
             Setting(f"{place}-LN {name}", {"norm_placement": place}, change)

@@ -34,7 +34,7 @@ register(
         question="Do residual connections and normalization depend on each other?",
         source="Xiong et al. 2020; Zhang et al. 2019 (Fixup)",
         config=DEEP,
-        recipe=Recipe(steps=300, warm_up=WARM_UP),
+        recipe=Recipe(steps=250, warm_up=WARM_UP),
         variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
         tasks=("precede",),
         settings=tuple(

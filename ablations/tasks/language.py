@@ -186,7 +186,7 @@ register(
         "hops",
         "apply a function that the prompt lists, twice",
         _hops,
-        _Sizes(13, 6, 1 / 4),
+        _Sizes(11, 5, 1 / 3),
         needs=("positions", "depth"),
     ),
     _language(
