@@ -10,6 +10,7 @@ PACKAGES = -p veriformer.reference -p veriformer.ablations -p veriformer.propert
 
 verify: $(STAMP)
 	$(BIN)/veriformer check reference torch --profile quick --out build/verify
+	$(BIN)/veriformer ablate --out build/ablations
 
 test: lint types
 	$(BIN)/python -m pytest -n auto
@@ -25,6 +26,8 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/check_speed.py
+	$(BIN)/python benchmarks/ablation_speed.py
+	$(BIN)/python benchmarks/stack_throughput.py --widths 1 4 12 24
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=")'

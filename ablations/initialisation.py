@@ -24,17 +24,8 @@ def _spread(x: Tensor) -> float:
 
 
 def _rank(residual: bool, blocks: int, seed: int) -> float:
-    model = reference_model(
-        {
-            "num_layers": blocks,
-            "residual": residual,
-            "norm": "none",
-            "d_model": 64,
-            "vocab_size": 32,
-            "positions": "none",
-        },
-        seed,
-    )
+    config = {"num_layers": blocks, "residual": residual, "d_model": 64, "vocab_size": 32, "positions": "none"}
+    model = reference_model(config, seed)
     tokens = torch.randint(32, (8, 16), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         return _spread(model.double()(tokens))

@@ -129,8 +129,8 @@ def main() -> None:
         )
     print(pd.DataFrame(rows).to_markdown(index=False))
     print(
-        f"\n{arguments.seeds} seeds; plain: one process, {threads} threads; harness: {processes} processes of one thread, "
-        f"seeds in stacks; {arguments.device}, torch {torch.__version__}"
+        f"\n{arguments.seeds} seeds; plain: one process, {threads} threads; harness: {processes} processes of "
+        f"one thread, seeds in stacks; {arguments.device}, torch {torch.__version__}"
     )
 
 

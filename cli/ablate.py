@@ -120,8 +120,7 @@ def _settings(asked: dict[str, Any], last: dict[str, Any] | None) -> dict[str, A
 
 def _choose(settings: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """Return the studies and the measurements, cut down to the tasks and variants asked for."""
-    from veriformer.ablations.measurement import MEASUREMENTS
-    from veriformer.ablations.studies import STUDIES
+    from veriformer.ablations.studies import MEASUREMENTS, STUDIES
 
     known = [*STUDIES, *MEASUREMENTS]
     for name in settings["studies"]:
@@ -242,8 +241,7 @@ def _status(record: dict[str, Any]) -> int:
 
 
 def _list(form: str) -> int:
-    from veriformer.ablations.measurement import MEASUREMENTS
-    from veriformer.ablations.studies import DEFAULT, STUDIES
+    from veriformer.ablations.studies import DEFAULT, MEASUREMENTS, STUDIES
 
     known: list[Any] = [*STUDIES.values(), *MEASUREMENTS.values()]
     told = [{"name": s.name, "question": s.question, "default": s.name in DEFAULT} for s in known]

@@ -115,7 +115,7 @@ def _study(study: Mapping[str, Any], drawn: Mapping[str, tuple[Figure, str]]) ->
         "columns": columns,
         "rows": lines,
         "noise": noise_line(study) if study["rows"] else "",
-        "recipe": ", ".join(f"{name} {value}" for name, value in study["recipe"].items()),
+        "recipe": ", ".join(f"{name} {value}" for name, value in study.get("recipe", {}).items()),
         "theorems": theorems(study),
         "lines": measurement_figures.lines(study),
         "figures": [

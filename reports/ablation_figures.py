@@ -114,6 +114,8 @@ _AXIS = re.compile(r"(\S+?)=(\S+)")
 
 def settings_map(study: Study, record: Record) -> Figure | None:
     """Mean accuracy of each variant over two settings (depth and learning rate), where a study has two."""
+    if not study["rows"]:
+        return None
     task = study["tasks"][0]["name"]
     cells: dict[str, dict[tuple[str, str], float]] = {}
     names: tuple[str, str] | None = None

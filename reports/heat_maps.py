@@ -20,7 +20,7 @@ MOST = 8
 
 def _shown(study: Study) -> list[Mapping[str, Any]]:
     """Return one row a variant: of the first task and the last setting that it has there."""
-    task = study["tasks"][0]["name"]
+    task = study["tasks"][0]["name"] if study["tasks"] else ""
     last: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in study["rows"]:
         if row["task"] == task:

@@ -105,7 +105,7 @@ def initialisation(study: Study, record: Record) -> Figure | None:
             chosen = [p for p in study["points"] if p["quantity"] == quantity]
             for index, variant in enumerate(dict.fromkeys(p["variant"] for p in chosen)):
                 own = [p for p in chosen if p["variant"] == variant]
-                xs, values = [p["x"] for p in own], np.array([p["value"] for p in own], dtype=float)
+                xs, values = [p["x"] for p in own], np.array([p["value"] for p in own], dtype=float).clip(1e-16)
                 axes.plot(
                     xs,
                     values[:, 0],
