@@ -103,7 +103,7 @@ def ablate(
     else:
         show(record)
         click.echo(f"report: {written[0]}")
-    return INTERRUPTED if interrupted else _status(record)
+    return INTERRUPTED if interrupted else status_of(record)
 
 
 def _settings(asked: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def show(record: dict[str, Any]) -> None:
         click.echo(f"predictions: {counts}")
 
 
-def _status(record: dict[str, Any]) -> int:
+def status_of(record: dict[str, Any]) -> int:
     """Return 1 when a theorem does not hold on a trained model, 2 when trials are missing, else 0."""
     rows = [row for study in record["studies"] for row in study["rows"]]
     if any(not check["holds"] for row in rows for check in row["checks"].values()):

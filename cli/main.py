@@ -12,6 +12,7 @@ from veriformer.cli.check import check
 from veriformer.cli.explain import explain
 from veriformer.cli.listing import list_properties
 from veriformer.cli.replay import replay
+from veriformer.cli.report import report
 
 USAGE = 3
 
@@ -25,7 +26,7 @@ def commands() -> None:
     """
 
 
-for _command in (check, list_properties, explain, replay, ablate):
+for _command in (check, list_properties, explain, replay, ablate, report):
     commands.add_command(_command)
 
 
