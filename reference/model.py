@@ -248,7 +248,8 @@ class Classifier(nn.Module):
         extras = self.extras.expand(len(x), -1, -1)
         everything = torch.cat([mask.new_ones(len(x), self.num_extras), mask], dim=1)
         all_positions = torch.cat([positions.new_zeros(len(x), self.num_extras), positions], dim=1)
-        hidden, _ = run_layers(self.stack, torch.cat([extras, x], dim=1), everything, all_positions)
+        allowed = None if attention_mask is None else everything
+        hidden, _ = run_layers(self.stack, torch.cat([extras, x], dim=1), allowed, all_positions)
         pooled = self.pooling(hidden[:, : self.num_extras], hidden[:, self.num_extras :], mask)
         return self.classify(pooled)
 

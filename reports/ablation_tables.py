@@ -91,7 +91,6 @@ _MORE: Mapping[str, Callable[[Row], str]] = {
     "spikes": lambda r: f"{r['spikes']['seeds']}/{r['seeds']}" if r["spikes"]["steps"] else DASH,
     "steps to 95 %": lambda r: _reached(r["steps_to_95"]),
 }
-_LAST = ("verdict", "prediction")
 
 
 def _reached(steps: Mapping[str, Any]) -> str:
@@ -109,8 +108,7 @@ def _columns(study: Study, whole: bool) -> dict[str, Callable[[Row], str]]:
             if not any(r[name]["count"] for r in study["rows"]):
                 del columns[name]
         return columns
-    told = {name: columns.pop(name) for name in _LAST}
-    return {**columns, **_MORE, **told}
+    return {**columns, **_MORE}
 
 
 def table(study: Study, form: str, *, whole: bool = True) -> str:

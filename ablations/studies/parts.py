@@ -30,11 +30,29 @@ register(
         ),
     ),
     Study(
+        name="residual-map",
+        question="At which depths and learning rates does a model live without residual connections?",
+        source="Dong et al. 2021; He et al. 2016",
+        config=DEEP,
+        recipe=Recipe(steps=300, warm_up=WARM_UP),
+        variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
+        tasks=("precede",),
+        settings=tuple(
+            Setting(f"N={depth} lr={rate:g}", {"num_layers": depth}, {"learning_rate": rate})
+            for depth in (1, 3, 6, 12)
+            for rate in (5e-4, 1e-3, 2e-3, 4e-3)
+        ),
+        predictions=(
+            Prediction("no residual", "hurts", "Dong et al. 2021", settings=("N=12 lr=0.002", "N=12 lr=0.004")),
+            Prediction("no residual", "depends", "slow, not impossible", settings=("N=6 lr=0.0005",)),
+        ),
+    ),
+    Study(
         name="residual-norm",
         question="Do residual connections and normalization depend on each other?",
         source="Xiong et al. 2020; Zhang et al. 2019 (Fixup)",
         config=DEEP,
-        recipe=Recipe(steps=250, warm_up=WARM_UP),
+        recipe=Recipe(steps=300, warm_up=WARM_UP),
         variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
         tasks=("precede",),
         settings=tuple(
