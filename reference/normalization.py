@@ -8,6 +8,11 @@ import torch
 from torch import Tensor, nn
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return `x` in float32 at least: in float16 the square of 256 overflows."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class LayerNorm(nn.Module):
     """gamma (x - mean) / sqrt(var + eps) + beta over the channels, with the biased variance (Ba et al. 2016)."""
 
@@ -19,9 +24,10 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` `[..., D]`."""
-        centred = x - x.mean(dim=-1, keepdim=True)
+        wide = _wide(x)
+        centred = wide - wide.mean(dim=-1, keepdim=True)
         variance = centred.square().mean(dim=-1, keepdim=True)
-        return self.weight * centred / (variance + self.eps).sqrt() + self.bias
+        return (self.weight * centred / (variance + self.eps).sqrt() + self.bias).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -34,7 +40,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` `[..., D]`."""
-        return self.weight * x / (x.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
+        wide = _wide(x)
+        return (self.weight * wide / (wide.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()).to(x.dtype)
 
 
 def _no_norm(d_model: int, eps: float) -> nn.Module:
