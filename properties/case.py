@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from veriformer.properties.palette import colliding_lengths
 from veriformer.properties.paths import DEFAULT, GRAD_MODES, Path, paths_of, walking
 from veriformer.properties.pool import Built
 from veriformer.properties.subject import DrawnConfig, Subject
-from veriformer.properties.violations import InfluenceMap, SubjectError, Violation
+from veriformer.properties.violations import InfluenceMap, NotSpokenOfError, SubjectError, Violation
 from veriformer.properties.workbench import Workbench
 
 Cause = Callable[[], str | None]
@@ -95,6 +95,14 @@ class Case:
     def reject(self, reason: str) -> None:
         """Give this case up: it does not meet the premise."""
         self._draws.reject(reason)
+
+    def does_not_apply(self, reason: str) -> NoReturn:
+        """Stop: the property does not speak of this subject, as its built model shows.
+
+        Raises:
+            NotSpokenOfError: always.
+        """
+        raise NotSpokenOfError(reason)
 
     # tensors ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from veriformer.properties.search import Found, Search
 from veriformer.properties.subject import Subject
 from veriformer.properties.violations import (
     BudgetSpent,
+    NotSpokenOfError,
     SubjectError,
     SubjectTimeoutError,
     VacuousCheckError,
@@ -136,6 +137,8 @@ def _search(prop: Property, bench: Workbench) -> Result:
             return result
         seconds = bench.settings.effort.property_seconds
         return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")
+    except NotSpokenOfError as problem:
+        return Result(prop.id, prop.level, r.NOT_APPLICABLE, str(problem))
     except SubjectTimeoutError as problem:
         return Result(prop.id, prop.level, r.TIMEOUT, str(problem), examples=bench.tally.examples)
     except SubjectError as problem:

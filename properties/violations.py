@@ -61,5 +61,9 @@ class SubjectTimeoutError(BaseException):
     """One call of the subject took longer than the limit. A BaseException, so that no search catches it."""
 
 
+class NotSpokenOfError(BaseException):
+    """The property turns out not to speak of this subject; says why. No `Exception`, so that no check catches it."""
+
+
 class BudgetSpent(BaseException):
     """The time for this property is over; what was seen so far is the result."""

@@ -22,8 +22,8 @@ def test_every_row_of_the_ablation_table_is_published() -> None:
         study, task, setting, variant, *told = [cell.strip() for cell in line.strip("|").split("|")]
         row = published[study, task, setting, variant]
         assert told == [
-            interval(row["accuracy"]), interval(row["difference"], signed=True), p_value(row["p_holm"]), of(row["dead"]),
-            speech(row),
+            interval(row["accuracy"]), interval(row["difference"], signed=True), p_value(row["p_holm"]),
+            of(row["dead"]), speech(row),
         ]  # fmt: skip
 
 

@@ -1,0 +1,315 @@
+"""The residual stream: what is left when sublayers are silent, where the norm stands, what layers get."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon, rounding_bound, size_of, worst_difference
+from veriformer.properties.inputs import Inputs, ordinary
+from veriformer.properties.module_parts import layer_lists, silence
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.property import holds
+from veriformer.properties.subject import Subject
+
+_LAYER = ("layer",)
+_HE = "He et al. 2016, equation 1; Xiong et al. 2020, figure 1."
+
+
+def _declares_a_stream(subject: Subject) -> str | None:
+    """Apply only where a skip is declared, or a norm's place before or behind one."""
+    if subject.fact("residual") is False:
+        return "it is declared to have no residual connections"
+    if subject.fact("residual") or subject.fact("norm_placement") in ("pre", "post"):
+        return None
+    return "neither residual=True nor norm_placement is declared"
+
+
+_SKIPS = (needs_module, _declares_a_stream, excludes_fact("norm_placement", "other"))
+_EPS = 1e-4
+"""Largest effect of a norm's eps (up to 1e-4) on a token of unit variance."""
+
+
+def _silent(case: Case) -> Built:
+    """Return a copy of the layer, with gains one, whose sublayers bring nothing."""
+    built = case.built(raw=True, fresh=True)
+    if not isinstance(built.module, nn.Module) or not silence(built.module):
+        case.does_not_apply("its sublayers hold no parameters that could be set to zero")
+    return built
+
+
+def _normalised(case: Case, x: Tensor) -> Tensor:
+    wide = x.double()
+    if case.subject.fact("norm") == "rms":
+        return functional.rms_norm(wide, (x.shape[-1],), eps=1e-12)
+    return functional.layer_norm(wide, (x.shape[-1],), eps=1e-12)
+
+
+def _placement(case: Case, got: Tensor, x: Tensor) -> str:
+    declared = case.subject.fact("norm_placement")
+    if declared in ("pre", "post"):
+        return str(declared)
+    errors = {"pre": worst_difference(got, x).error, "post": worst_difference(got.double(), _normalised(case, x)).error}
+    return min(errors, key=lambda name: errors[name])
+
+
+@holds(
+    "residual.identity",
+    statement="With silent sublayers a pre-LN layer gives its input, a post-LN layer its normalised input.",
+    formula="F = 0: pre-LN f(x) = x; post-LN f(x) = LN(LN(x)) = LN(x)",
+    source=_HE,
+    kinds=_LAYER,
+    unless=_SKIPS,
+    catches=("RS01", "RS02", "NM07"),
+)
+def a_silent_layer_is_the_identity(case: Case) -> None:
+    """All parameters outside the norms are set to zero on a copy. LN is idempotent up to eps."""
+    built = _silent(case)
+    x = case.normal(2, 4, built.config.d_model, dtype=built.dtype) * case.choice("scale", (1.0, 10.0))
+    got = case.call(built, x).detach()
+    if _placement(case, got, x) == "pre":
+        case.close(got, x, "a pre-LN layer with silent sublayers does not give its input",
+                   bound=size_of(x) * 16 * rounding_bound(built.dtype, 4), constants_allowed=True,
+                   cause=lambda: _stream_cause(case, got, x))  # fmt: skip
+    else:
+        expected = _normalised(case, x)
+        case.close(got.double(), expected, "a post-LN layer with silent sublayers does not give its normalised input",
+                   bound=2 * _EPS + 16 * rounding_bound(built.dtype, x.shape[-1], operations=4),
+                   cause=lambda: _stream_cause(case, got, x))  # fmt: skip
+    case.witness()
+
+
+def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:
+    if not bool(got.any()):
+        return "nothing is left: there is no residual connection"
+    if worst_difference(got.double(), _normalised(case, x)).error < 1e-2:
+        return "the stream is normalised: the skip starts behind the norm, or the layer is post-LN"
+    if worst_difference(got, x).error < 1e-2 * size_of(x):
+        return "the stream is not normalised: the layer is pre-LN"
+    ratio = float((got.double() * x.double()).sum() / x.double().square().sum())
+    return f"the stream comes out {ratio:.3g} times as large"
+
+
+@holds(
+    "residual.jacobian",
+    statement="With silent sublayers the gradient passes a pre-LN layer unchanged.",
+    formula="F = 0: d f(x) / d x = I",
+    source=_HE,
+    kinds=_LAYER,
+    level="extended",
+    unless=(*_SKIPS, needs_fact("norm_placement", "pre")),
+)
+def the_skip_passes_gradients(case: Case) -> None:
+    """d(x + F(x)) = I + dF, and dF = 0: every direction is an eigen-direction of eigenvalue one."""
+    built = _silent(case)
+    x = case.normal(2, 4, built.config.d_model, dtype=built.dtype).requires_grad_()
+    weight = case.normal(*x.shape, dtype=built.dtype)
+    output = case.call(built, x)
+    if not output.requires_grad:
+        case.require(
+            False, "no gradient passes the layer", got="an output cut off from its input", expected="a gradient"
+        )
+    (gradient,) = torch.autograd.grad((output * weight).sum(), x, allow_unused=True)
+    got = torch.zeros_like(x) if gradient is None else gradient
+    case.close(got, weight, "the skip connection changes the gradient",
+               bound=size_of(weight) * 16 * rounding_bound(built.dtype, 4))  # fmt: skip
+    case.witness()
+
+
+@holds(
+    "residual.placement",
+    statement="A pre-LN layer keeps the raw stream; a post-LN layer's output is normalised.",
+    formula="pre-LN: f(a x) / a -> x for large a; post-LN: mean square of each token 1",
+    source="Xiong et al. 2020, figure 1.",
+    kinds=_LAYER,
+    unless=(*_SKIPS, needs_fact("norm_placement", "pre", "post"), excludes_fact("norm", "none")),
+    catches=("NM05",),
+)
+def the_norm_stands_where_declared(case: Case) -> None:
+    """Sublayers of a pre-LN layer see normalised input, so what they add stays while the stream grows with a."""
+    built = case.built(raw=True)
+    large = 2.0**12
+    x = case.normal(2, 4, built.config.d_model, dtype=built.dtype)
+    got = case.call(built, x * large).detach().double()
+    square = got.square().mean(dim=-1)
+    case.witness()
+    if case.subject.fact("norm_placement") == "pre":
+        drift = (got / large - x.double()).norm() / x.double().norm()
+        case.require(
+            float(drift) < 0.1,
+            "a pre-LN layer does not keep the raw stream",
+            got=f"a part of {float(drift):.3g}",
+            expected="less than 0.1",
+            cause=lambda: _post_cause(square),
+        )
+    elif built.is_fresh:
+        worst = float((square - 1).abs().max())
+        case.require(
+            worst < 0.02,
+            "the output of a post-LN layer is not normalised",
+            got=f"a mean square off by {worst:.3g}",
+            expected="1",
+            cause=lambda: _pre_cause(got, x, large),
+        )
+
+
+def _post_cause(square: Tensor) -> str | None:
+    return "the output is normalised: the layer is post-LN" if float((square - 1).abs().max()) < 0.02 else None
+
+
+def _pre_cause(got: Tensor, x: Tensor, large: float) -> str | None:
+    kept = float((got / large - x.double()).norm() / x.double().norm())
+    return "the raw stream comes out: the layer is pre-LN" if kept < 0.1 else None
+
+
+@holds(
+    "residual.rank-collapse",
+    statement="Self-attention without skips, again and again, makes all tokens alike.",
+    formula="norm(X_n - 1 m_n^T) / norm(X_n) -> 0 for X_(n+1) = attention(X_n)",
+    source="Dong et al. 2021, theorem 2.2.",
+    kinds=("self_attention",),
+    level="extended",
+    unless=(needs_module, needs_fact("causal", False), excludes_fact("window"), excludes_fact("sink"),
+            needs_fact("positions", "none")),
+)  # fmt: skip
+def attention_alone_collapses(case: Case) -> None:
+    """Every row of weights is a mean. Small inputs keep the weights spread, so four steps suffice; a mean removed and a
+    scale restored between steps leave the attention alone. What does not collapse holds a skip of its own.
+    """
+    built = case.built(raw=True)
+    x = case.normal(1, 6, built.config.d_model, dtype=built.dtype) * 0.1
+    limit = max(1e-2, 64 * epsilon(built.dtype)) * _spread(x)
+    for _ in range(4):
+        x = case.call(built, x).detach()
+        size = size_of(x)
+        if not size > 0:
+            case.does_not_apply("its output is zero as built")
+        x = x / size * 0.1
+    case.require(_spread(x) < limit, "tokens stay apart although attention alone was applied four times",
+                 got=f"a spread of {_spread(x):.3g}", expected=f"less than {limit:.3g}",
+                 cause=lambda: "the attention adds its input: a skip connection inside")  # fmt: skip
+    case.witness()
+
+
+def _spread(x: Tensor) -> float:
+    wide = x.double()
+    return float((wide - wide.mean(dim=1, keepdim=True)).norm() / wide.norm())
+
+
+@holds(
+    "residual.depth-gradient",
+    statement="Deep as it may be, the first and the last layer get gradients of comparable size at the start.",
+    formula="1e-3 < norm(grad, layer N) / norm(grad, layer 1) < 1e3 for N = 16",
+    source="Xiong et al. 2020, theorem 1 and figure 3; without skips the ratio is exponential in depth.",
+    kinds=("encoder", "decoder", "classifier"),
+    level="extended",
+    unless=(
+        needs_module,
+        excludes_fact("residual", False),
+        excludes_fact("shared_layers"),
+        excludes_fact("stacked", False),
+    ),
+    examples_factor=0.2,
+)
+def gradients_reach_the_first_layer(case: Case) -> None:
+    """At the subject's own initialisation. Post-LN grows towards the top and pre-LN shrinks, both by less than tenfold;
+    gradients that vanish do so by many powers of ten.
+    """
+    config = case.config()
+    if case.subject.build is not None and "num_layers" not in case.subject.domain:
+        config = replace(config, num_layers=16)
+    built = case.bench.pool.fresh(config, case.dtype(), raw=True)
+    lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
+    if not lists or config.num_layers < 6:
+        case.does_not_apply("it has no list of at least 6 layers")
+    tokens = ordinary(case.subject, built.config, case.generator, built.dtype).tensors[0].to(case.bench.device)
+    output = case.call(built, tokens)
+    weight = case.normal(*output.shape, dtype=output.dtype)
+    (output * weight).sum().backward()  # type: ignore[no-untyped-call]
+    norms = [_gradient_norm(layer) for layer in lists[0]]
+    ratio = norms[-1] / max(norms[0], 1e-300)
+    case.require(1e-3 < ratio < 1e3, "gradients vanish or explode on their way to the first layer",
+                 got=f"last over first {ratio:.3g}", expected="between 1e-3 and 1e3",
+                 cause=lambda: "by layer " + ", ".join(f"{n:.1e}" for n in norms))  # fmt: skip
+    case.witness()
+
+
+def _gradient_norm(layer: nn.Module) -> float:
+    squares = [float(p.grad.double().square().sum()) for p in layer.parameters() if p.grad is not None]
+    return sum(squares) ** 0.5
+
+
+@holds(
+    "layer.composition",
+    statement="The layers are applied once each, in the order of their list, each to the output of the one before.",
+    formula="h_n = layer_n(h_(n-1))",
+    source="Vaswani et al. 2017, section 3.1: a stack of N identical layers.",
+    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
+    level="extended",
+    unless=(needs_module, excludes_fact("shared_layers"), excludes_fact("stacked", False)),
+    catches=("IN02",),
+)
+def layers_follow_one_another(case: Case) -> None:
+    """Seen through hooks on the subject's own list of layers; what is added between layers by design shows here too."""
+    config = case.config()
+    if config.num_layers < 2 and case.subject.build is not None and "num_layers" not in case.subject.domain:
+        config = replace(config, num_layers=2)
+    built = case.bench.pool.get(config, case.dtype())
+    lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
+    if not lists:
+        case.does_not_apply("no list of at least two layers is found in it")
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    for layers in lists:
+        seen = _watch(case, built, layers, inputs)
+        order = [index for index, _, _ in seen]
+        if not order:
+            case.does_not_apply("its layers are not called as modules")
+        case.require(
+            order == list(range(len(layers))),
+            "the layers are not applied once each, in order",
+            got=f"layers {order}",
+            expected=f"layers {list(range(len(layers)))}",
+            cause=lambda order=order: _order_cause(order),  # type: ignore[misc]
+        )
+        for (_, _, made), (index, given, _) in itertools.pairwise(seen):
+            if given is not None and made is not None and given.shape == made.shape:
+                case.exact(given, made, f"layer {index} does not get the output of layer {index - 1}")
+                case.witness()
+
+
+def _watch(
+    case: Case, built: Built, layers: list[nn.Module], inputs: Inputs
+) -> list[tuple[int, Tensor | None, Tensor | None]]:
+    """Call the model; return for each call of a layer its index, what it got and what it gave."""
+    seen: list[tuple[int, Tensor | None, Tensor | None]] = []
+
+    def noting(index: int) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            first = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+            result = output[0] if isinstance(output, tuple) else output
+            made = result.detach().clone() if isinstance(result, Tensor) else None
+            seen.append((index, None if first is None else first.detach().clone(), made))
+
+        return note
+
+    handles = [layer.register_forward_hook(noting(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    try:
+        case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _order_cause(order: list[int]) -> str | None:
+    if len(set(order)) == 1:
+        return f"layer {order[0]} is applied again and again"
+    return "the order is reversed" if order == sorted(order, reverse=True) else None
