@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from veriformer.properties.literals import literal, of_tensor
 from veriformer.properties.paths import DEFAULT, Path
@@ -121,11 +121,20 @@ class Recorder(TorchFunctionMode):
             yield
             return
         self._is_aside = True
-        self.__exit__(None, None, None)
+        # a check may hold a mode of its own, which then is on top and must stay
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
         try:
             yield
         finally:
-            self.__enter__()
+            for _ in above:
+                _pop_mode()
+            _push_mode(self)
+            for mode in reversed(above):
+                _push_mode(mode)
             self._is_aside = False
 
     def called(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:

@@ -233,7 +233,7 @@ def gradients_reach_the_first_layer(case: Case) -> None:
     tokens = ordinary(case.subject, built.config, case.generator, built.dtype).tensors[0].to(case.bench.device)
     output = case.call(built, tokens)
     weight = case.normal(*output.shape, dtype=output.dtype)
-    (output * weight).sum().backward()  # type: ignore[no-untyped-call]
+    (output * weight).sum().backward()
     norms = [_gradient_norm(layer) for layer in lists[0]]
     ratio = norms[-1] / max(norms[0], 1e-300)
     case.require(1e-3 < ratio < 1e3, "gradients vanish or explode on their way to the first layer",

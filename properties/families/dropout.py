@@ -1,0 +1,239 @@
+"""Dropout: none in eval mode, the configured rate in train mode, right on average, modes that change back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of
+from veriformer.properties.inputs import Inputs, ordinary
+from veriformer.properties.paths import Path
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_part
+from veriformer.properties.property import holds
+
+_SUBLAYERS = ("feed_forward", "self_attention", "cross_attention")
+_KINDS = (*_SUBLAYERS, "layer", "encoder", "decoder", "encoder_decoder", "classifier")
+_SRIVASTAVA = "Srivastava et al. 2014, section 10 (inverted dropout); torch.nn.Dropout."
+
+
+def _made(case: Case, rate: float, like: Built | None = None) -> Built:
+    """Return a model of its own with a rate of dropout; the weights depend on the sizes alone.
+
+    Args:
+        case: draws the sizes, and the dtype unless `like` has one.
+        rate: of dropout.
+        like: a model of the same dtype.
+    """
+    dtype = case.dtype() if like is None else like.dtype
+    built = case.bench.pool.fresh(replace(case.config(), dropout=rate), dtype)
+    if not isinstance(built.module, nn.Module):
+        case.does_not_apply("it is no module, so it has no train mode")
+    return built
+
+
+def _inputs(case: Case, built: Built) -> Inputs:
+    return ordinary(case.subject, built.config, case.generator, built.dtype)
+
+
+def _call(case: Case, built: Built, inputs: Inputs, *, training: bool, seed: int = 0) -> Tensor:
+    """Call in train or eval mode with a seeded generator; the global state is left as it was."""
+    devices = [case.bench.device] if case.bench.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        tensors = [x.to(case.bench.device) for x in inputs.tensors]
+        return case.call(built, *tensors, *inputs.extras, path=Path(mode="no_grad", training=training)).clone()
+
+
+def _must_drop(case: Case, built: Built, inputs: Inputs) -> None:
+    """Stop where a rate of one half makes no difference: the subject does not hand the rate on."""
+    first, second = (_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2))
+    if torch.equal(first, second):
+        case.does_not_apply("building it with dropout=0.5 changes nothing in train mode")
+
+
+@holds(
+    "dropout.eval-deterministic",
+    statement="In eval mode a model built with dropout is the model without.",
+    formula="eval: f_p(x) = f_0(x), every time",
+    source=_SRIVASTAVA,
+    kinds=_KINDS,
+    unless=needs_part("build"),
+    examples_factor=0.5,
+    catches=("DR01",),
+)
+def eval_mode_drops_nothing(case: Case) -> None:
+    """Inverted dropout scales in train mode, so eval mode has nothing to do. A fused attention takes its rate as a
+    number and drops whatever the mode, unless it is told.
+    """
+    with_dropout = _made(case, 0.5)
+    without = _made(case, 0.0, with_dropout)
+    inputs = _inputs(case, with_dropout)
+    expected = _call(case, without, inputs, training=False)
+    for seed in (1, 2):
+        got = _call(case, with_dropout, inputs, training=False, seed=seed)
+        case.close(got, expected, "eval mode gives another output with dropout=0.5 than without dropout",
+                   cause=lambda: _eval_cause(case, with_dropout, inputs))  # fmt: skip
+    case.witness()
+
+
+def _eval_cause(case: Case, built: Built, inputs: Inputs) -> str:
+    first, second = (_call(case, built, inputs, training=False, seed=seed) for seed in (1, 2))
+    if not torch.equal(first, second):
+        return "dropout acts in eval mode"
+    return "outputs are scaled in eval mode: not the inverted dropout that the weights were made for"
+
+
+@holds(
+    "dropout.mode-cycle",
+    statement="Train, eval and train again: each mode does what it did before.",
+    formula="eval f(x) the same before and after train mode; train mode still drops after eval mode",
+    source="torch.nn.Module.train and eval set a flag and nothing else.",
+    kinds=_KINDS,
+    unless=needs_part("build"),
+    examples_factor=0.5,
+    catches=("DR02",),
+)
+def modes_can_be_changed_back(case: Case) -> None:
+    """Neither mode may leave something behind: a rate set to zero, running statistics, a cache."""
+    built = _made(case, 0.5)
+    inputs = _inputs(case, built)
+    before = _call(case, built, inputs, training=False)
+    dropped = [_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2)]
+    after = _call(case, built, inputs, training=False)
+    case.close(after, before, "eval mode gives another output after a pass in train mode")
+    again = [_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2)]
+    for now, was in zip(again, dropped, strict=True):
+        case.close(now, was, "train mode gives another output after eval mode, from the same seed",
+                   cause=lambda: _stuck(again))  # fmt: skip
+    case.witness()
+
+
+def _stuck(again: list[Tensor]) -> str | None:
+    return "dropout stays off after eval mode" if torch.equal(again[0], again[1]) else None
+
+
+@holds(
+    "dropout.zero",
+    statement="With a rate of zero train mode is eval mode.",
+    formula="p = 0: f_train(x) = f_eval(x)",
+    source=_SRIVASTAVA,
+    kinds=_KINDS,
+    level="extended",
+    unless=needs_part("build"),
+    examples_factor=0.5,
+)
+def no_rate_no_dropout(case: Case) -> None:
+    """Speaks of models that hand `dropout` on; what still differs is a rate written into the code."""
+    half = _made(case, 0.5)
+    inputs = _inputs(case, half)
+    _must_drop(case, half, inputs)
+    built = _made(case, 0.0, half)
+    expected = _call(case, built, inputs, training=False)
+    got = _call(case, built, inputs, training=True)
+    case.close(got, expected, "train mode with dropout=0 is not eval mode",
+               cause=lambda: _hard_coded(case, built, inputs))  # fmt: skip
+    case.witness()
+
+
+def _hard_coded(case: Case, built: Built, inputs: Inputs) -> str | None:
+    first, second = (_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2))
+    return "a rate of dropout is written into the code" if not torch.equal(first, second) else None
+
+
+@holds(
+    "dropout.mean",
+    statement="On average over masks a sublayer with dropout gives what it gives without.",
+    formula="E_mask[f_train(x)] = f_eval(x) where a linear map follows the dropout",
+    source=_SRIVASTAVA,
+    kinds=_SUBLAYERS,
+    level="extended",
+    unless=needs_part("build"),
+    examples_factor=0.3,
+    catches=("DR04",),
+)
+def the_mean_over_masks_is_the_output(case: Case) -> None:
+    """2,048 copies of one sample, each with masks of its own; the mean must lie within 8 standard errors, which for
+    a few dozen sums of bounded terms leaves less than 1e-9 for a false alarm.
+    """
+    rate, copies = case.choice("p", (0.5, 0.2)), 2048
+    built = _made(case, rate)
+    one = _inputs(case, built)
+    _must_drop(case, built, one)
+    spread = Inputs([x[:1].expand(copies, *x.shape[1:]) for x in one.tensors], one.extras)
+    got = _call(case, built, spread, training=True, seed=case.integer("mask", 0, 9)).double()
+    single = Inputs([x[:1] for x in one.tensors], one.extras)
+    expected = _call(case, built, single, training=False).double()
+    error = got.std(dim=0, keepdim=True) / copies**0.5
+    bound = 8 * error + 64 * case.tolerance(built) * size_of(expected)
+    case.close(got.mean(dim=0, keepdim=True), expected, "the mean over many masks is not the output without dropout",
+               bound=bound, cause=lambda: _scale_cause(got.mean(dim=0, keepdim=True), expected, rate))  # fmt: skip
+    case.witness()
+
+
+def _scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:
+    ratio = float((mean * expected).sum() / expected.square().sum())
+    if abs(ratio - (1 - rate)) < 0.1 * rate:
+        return "what is kept is not scaled by 1 / (1 - p)"
+    return f"the mean is {ratio:.3g} times the output"
+
+
+class _Rates(TorchFunctionMode):
+    """Notes the rate of every dropout that acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (nn.functional.dropout, torch.dropout):
+            rate = args[1] if len(args) > 1 else given.get("p", 0.5)
+            acts = args[2] if len(args) > 2 else given.get("training", given.get("train", True))
+            if acts and rate > 0:
+                self.seen.append(float(rate))
+        elif func is nn.functional.scaled_dot_product_attention:
+            rate = args[4] if len(args) > 4 else given.get("dropout_p", 0.0)
+            if rate > 0:
+                self.seen.append(float(rate))
+        return func(*args, **given)
+
+
+@holds(
+    "dropout.places",
+    statement="In train mode every dropout has the configured rate; in eval mode none acts.",
+    formula="train: all rates = p, at one place at least; eval: none",
+    source="Vaswani et al. 2017, section 5.4: one rate for sublayers and embeddings.",
+    kinds=_KINDS,
+    level="extended",
+    unless=needs_part("build"),
+    examples_factor=0.3,
+    catches=("DR01",),
+)
+def every_place_has_the_rate(case: Case) -> None:
+    """Seen by intercepting torch's dropout and fused attention. A subject whose places differ by design passes one rate
+    to all of them, or is not spoken of.
+    """
+    rate = 0.375
+    built = _made(case, rate)
+    inputs = _inputs(case, built)
+    with _Rates() as training:
+        _call(case, built, inputs, training=True)
+    if not training.seen:
+        case.does_not_apply("no torch dropout acts in train mode when it is built with a rate")
+    with _Rates() as evaluating:
+        _call(case, built, inputs, training=False)
+    case.require(not evaluating.seen, "dropout acts in eval mode", got=f"{len(evaluating.seen)} places",
+                 expected="none")  # fmt: skip
+    other = sorted({r for r in training.seen if r != rate})
+    case.require(not other, "a dropout has another rate than the configured one", got=f"rates {other}",
+                 expected=f"{rate} at all {len(training.seen)} places")  # fmt: skip
+    case.witness()

@@ -1,0 +1,111 @@
+"""Faults of dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mutants import fault
+from veriformer.properties.subject import DrawnConfig, Subject
+
+
+class Network(nn.Module):
+    """A feed-forward network whose dropout a fault exchanges."""
+
+    def __init__(self, config: DrawnConfig, drop: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
+        self.rate, self.drop = config.dropout, drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.drop(self, functional.relu(self.up(x))))
+
+
+def network(drop: Callable[[Any, Tensor], Tensor], cls: type[Network] = Network) -> Subject:
+    return Subject(kind="feed_forward", build=lambda c: cls(c, drop), forward=lambda m, x: m(x))
+
+
+def right(model: Any, x: Tensor) -> Tensor:
+    return functional.dropout(x, model.rate, model.training)
+
+
+@fault(
+    "DR01-rate",
+    "SDPA dropout active in eval",
+    citation="documented bug DR01",
+    killed_by=("dropout.eval-deterministic", "dropout.places"),
+    cause="eval mode",
+)
+def active_in_eval() -> Subject:
+    class Attention(nn.Module):
+        def __init__(self, config: DrawnConfig) -> None:
+            super().__init__()
+            self.heads, self.rate = config.num_heads, config.dropout
+            self.qkv, self.out = (
+                nn.Linear(config.d_model, 3 * config.d_model),
+                nn.Linear(config.d_model, config.d_model),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.qkv(x).chunk(3, dim=-1))
+            output = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.rate)
+            return self.out(output.transpose(1, 2).flatten(2))
+
+    return Subject(kind="self_attention", build=Attention, forward=lambda m, x: m(x), declares={"causal": False})
+
+
+@fault(
+    "DR02",
+    "Dropout disabled for ever after one eval",
+    citation="documented bug DR02",
+    killed_by=("dropout.mode-cycle",),
+    cause="stays off",
+)
+def disabled() -> Subject:
+    class Forgetful(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + (not self.training)
+            return super().forward(x)
+
+    return network(lambda m, x: functional.dropout(x, m.rate if m.calls < 2 else 0.0, m.training), Forgetful)
+
+
+@fault("dropout-running", "Train mode moves a running mean that eval mode subtracts", killed_by=("dropout.mode-cycle",))
+def running() -> Subject:
+    class Running(Network):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * x.mean()
+                return super().forward(x)
+            return super().forward(x) - self.mean
+
+    return network(right, Running)
+
+
+@fault("dropout-hard-coded", "A second rate is written into the code", killed_by=("dropout.zero", "dropout.places"))
+def hard_coded() -> Subject:
+    return network(lambda m, x: functional.dropout(right(m, x), 0.1, m.training))
+
+
+@fault(
+    "DR04",
+    "Dropped without scaling what is kept",
+    citation="documented bug DR04",
+    killed_by=("dropout.mean",),
+    cause="not scaled",
+)
+def unscaled() -> Subject:
+    def drop(model: Any, x: Tensor) -> Tensor:
+        if not model.training or not model.rate:
+            return x
+        return x * (torch.rand_like(x) >= model.rate)
+
+    return network(drop)
