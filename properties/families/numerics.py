@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from veriformer.properties.case import Case
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.premises import needs_part
 from veriformer.properties.property import holds
 from veriformer.properties.subject import KINDS
 
@@ -79,4 +81,93 @@ def inputs_are_left_alone(case: Case) -> None:
                 got="altered entries",
                 expected="the tensor as it was given",
             )
+    case.witness()
+
+
+@holds(
+    "numerics.grad-mode",
+    statement="With gradients, without and in inference mode the output is the same, and finite.",
+    formula="f_grad(x) = f_no_grad(x) = f_inference(x)",
+    source="Fast paths are chosen by the mode: torch.nn.TransformerEncoderLayer, nn.MultiheadAttention.",
+    kinds=_WITH_TENSORS,
+)
+def modes_of_autograd_agree(case: Case) -> None:
+    """Whether a graph is recorded is no input of the function."""
+    built = case.built()
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    expected = case.call(built, *tensors, *inputs.extras)
+    for path in case.paths(masks=("none",)):
+        got = case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path).clone()
+        case.finite(got, f"in mode {path.mode} the output is NaN or infinite")
+        case.close(got, expected.detach(), f"in mode {path.mode} the output is another one", constants_allowed=True)
+    case.witness()
+
+
+@holds(
+    "numerics.strided",
+    statement="How a tensor lies in memory does not matter: transposed, expanded, strided inputs give one output.",
+    formula="f(x) = f(x') for equal values at other strides",
+    source="documented bug BK01; a kernel that reads memory in order must ask for it.",
+    kinds=_WITH_TENSORS,
+    catches=("BK01",),
+)
+def strides_do_not_matter(case: Case) -> None:
+    """The same values as every second entry of a larger tensor, as a transposed one, and as a batch that repeats one
+    sample without copying it.
+    """
+    built = case.built()
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    form = case.choice("layout", ("strided", "transposed", "expanded"))
+    if form == "expanded":
+        tensors = [x[:1].repeat(len(x), *[1] * (x.ndim - 1)) if x.ndim > 1 else x for x in tensors]
+    expected = case.call(built, *[x.contiguous() for x in tensors], *inputs.extras)
+    got = case.call(built, *[_laid_out(x, form) for x in tensors], *inputs.extras)
+    case.close(got, expected, f"a {form} input gives another output than the same values in order",
+               constants_allowed=True)  # fmt: skip
+    case.witness()
+
+
+def _laid_out(x: Tensor, form: str) -> Tensor:
+    """Return the values of `x` in another layout."""
+    if x.ndim < 2:
+        return x
+    if form == "expanded":
+        return x[:1].expand(len(x), *[-1] * (x.ndim - 1))
+    if form == "transposed":
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype, device=x.device)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+@holds(
+    "instances.isolated",
+    statement="What one instance returns does not depend on which other instances exist or ran before.",
+    formula="f_1(x) before = f_1(x) after f_2 was built and called",
+    source="documented bugs RP07, RP08: module-level caches keyed on too little.",
+    kinds=_CALLABLE,
+    unless=needs_part("build"),
+    catches=("RP07",),
+)
+def instances_do_not_share_state(case: Case) -> None:
+    """The other instance has other sizes, and where the subject computes in it another dtype; an instance built after
+    it must answer as the one built before.
+    """
+    built = case.built(dtype=case.bench.dtypes()[0])
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    before = case.call(built, *tensors, *inputs.extras).clone()
+    others = [c for c in case.bench.configs if c != built.config] or [built.config]
+    config = others[case.integer("other", 0, len(others) - 1)]
+    other = case.bench.pool.fresh(config, case.bench.dtypes()[-1])
+    theirs = ordinary(case.subject, config, case.generator, other.dtype)
+    case.call(other, *[x.to(case.bench.device) for x in theirs.tensors], *theirs.extras)
+    case.close(case.call(built, *tensors, *inputs.extras), before,
+               "an instance gives another output after another instance ran", constants_allowed=True)  # fmt: skip
+    again = case.bench.pool.fresh(built.config, built.dtype)
+    case.close(case.call(again, *tensors, *inputs.extras), before,
+               "an instance built after another one ran gives another output than the one built before",
+               constants_allowed=True)  # fmt: skip
     case.witness()

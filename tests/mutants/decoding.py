@@ -1,0 +1,109 @@
+"""Faults of decoding with a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mutants import fault
+from mutants.parts import sized
+from veriformer.properties.adapters.reference_models import cached
+from veriformer.properties.subject import Subject
+from veriformer.reference.cache import LayerCache
+from veriformer.reference.model import build
+
+
+def decoder(cache: Any, positions: str = "rotary") -> Subject:
+    return Subject(
+        kind="decoder",
+        build=lambda c: build(sized(c, architecture="decoder", positions=positions)),
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        cache=cache,
+        declares={"positions": positions, "causal": True, "padding_side": "both"},
+    )
+
+
+class Broken(LayerCache):
+    """A cache of one layer that a fault alters."""
+
+
+def through(cls: type[LayerCache]) -> Any:
+    def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
+        cache, start, outputs = model.new_cache(), 0, []
+        for layer in cache.layers:
+            layer.__class__ = cls
+        for chunk in chunks:
+            mask = None if attention_mask is None else attention_mask[:, start : start + chunk.shape[1]]
+            outputs.append(model(chunk, mask, cache=cache))
+            start += chunk.shape[1]
+        return torch.cat(outputs, dim=1)
+
+    return run
+
+
+@fault("KV01-cache", "Value cache assigned from keys", citation="documented bug KV01", killed_by=("decoding.cache",))
+def values_from_keys() -> Subject:
+    class Mixed(LayerCache):
+        def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
+            k, v, p = super().append(key, value, positions)
+            old = k.shape[2] - key.shape[2]
+            return k, torch.cat([k[:, :, :old], v[:, :, old:]], dim=2), p
+
+    return decoder(through(Mixed))
+
+
+@fault(
+    "KV02-cache",
+    "The first token of the past is missing",
+    citation="documented bug KV02",
+    killed_by=("decoding.cache",),
+)
+def first_missing() -> Subject:
+    class Missing(LayerCache):
+        def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
+            k, v, p = super().append(key, value, positions)
+            old = k.shape[2] - key.shape[2]
+            if old:
+                k, v = k.clone(), v.clone()
+                k[:, :, 0], v[:, :, 0] = k[:, :, old], v[:, :, old]
+            return k, v, p
+
+    return decoder(through(Missing))
+
+
+@fault(
+    "KV-restart",
+    "Positions start anew with every chunk",
+    killed_by=("decoding.cache",),
+    cause="chunk",
+)
+def restarted() -> Subject:
+    def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
+        return torch.cat([model(chunk) for chunk in chunks], dim=1)
+
+    return decoder(run)
+
+
+@fault(
+    "KV04-cache",
+    "The cache survives into the next generation",
+    citation="documented bug KV04",
+    killed_by=("decoding.cache",),
+)
+def survives() -> Subject:
+    def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
+        if not hasattr(model, "kept"):
+            model.kept = model.new_cache()
+        return torch.cat([model(chunk, cache=model.kept) for chunk in chunks], dim=1)
+
+    return decoder(run)
+
+
+@fault("KV-mask", "The mask of the past is forgotten", killed_by=("decoding.left-padding",))
+def mask_forgotten() -> Subject:
+    def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
+        return cached(model, chunks)
+
+    return decoder(run)

@@ -1,0 +1,52 @@
+"""Faults of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mutants import fault
+from mutants.parts import SelfAttention, self_attention
+from veriformer.properties.subject import Subject
+
+
+@fault(
+    "gradient-root", "The root of a mean square without eps: NaN at a token of zeros", killed_by=("gradients.finite",)
+)
+def root_of_zero() -> Subject:
+    class Norm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.square().mean(dim=-1, keepdim=True).sqrt()
+            return self.weight * torch.where(size > 0, x / size.clamp(min=1e-12), 0.0)
+
+    return Subject(kind="norm", build=lambda c: Norm(c.d_model), forward=lambda m, x: m(x))
+
+
+@fault(
+    "gradient-kernel",
+    "A kernel of its own whose backward forgets the scale",
+    killed_by=("gradients.gradcheck",),
+    cause="times",
+)
+def forgotten_scale() -> Subject:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, scores: Tensor, factor: float) -> Tensor:
+            ctx.factor = factor
+            return scores * factor
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient, None
+
+    class Kernel(SelfAttention):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            return Scaled.apply(super().forward(x, attention_mask), 0.5)
+
+    return self_attention(Kernel)

@@ -1,0 +1,60 @@
+"""Faults of modes, strides and shared state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mutants import fault
+from mutants.parts import SelfAttention, self_attention
+from veriformer.properties.subject import Subject
+
+
+@fault(
+    "mode-fast-path", "The fast path without gradients leaves out the output bias", killed_by=("numerics.grad-mode",)
+)
+def fast_path() -> Subject:
+    class Fast(nn.Module):
+        def __init__(self, width: int, inner: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.down(self.up(x).relu())
+            return y if torch.is_grad_enabled() else y - self.down.bias
+
+    return Subject(kind="feed_forward", build=lambda c: Fast(c.d_model, c.d_ff), forward=lambda m, x: m(x))
+
+
+@fault(
+    "BK01",
+    "Non-contiguous inputs give wrong attention",
+    citation="documented bug BK01",
+    killed_by=("numerics.strided",),
+)
+def memory_order() -> Subject:
+    class InOrder(SelfAttention):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            # what a kernel does that takes the first numbers of the storage for the tensor
+            read = torch.as_strided(x, x.shape, torch.empty(x.shape).stride(), x.storage_offset())
+            return super().forward(read, attention_mask)
+
+    return self_attention(InOrder)
+
+
+@fault("instances-cache", "Tables are kept by length alone, for all instances", killed_by=("instances.isolated",))
+def shared_cache() -> Subject:
+    kept: dict[int, Tensor] = {}
+
+    class Positions(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width = width
+            self.scale = 1.0 / width
+
+        def forward(self, length: int) -> Tensor:
+            if length not in kept or kept[length].shape[1] < self.width:
+                kept[length] = torch.outer(torch.arange(length).float(), torch.arange(self.width) * self.scale).sin()
+            return kept[length][:, : self.width]
+
+    return Subject(kind="positions", build=lambda c: Positions(c.d_model), forward=lambda m, length: m(length))
