@@ -58,6 +58,13 @@ def _must_drop(case: Case, built: Built, inputs: Inputs) -> None:
         case.does_not_apply("building it with dropout=0.5 changes nothing in train mode")
 
 
+def _must_hand_on(case: Case, built: Built, without: Built, inputs: Inputs) -> None:
+    """Stop where the rate that it is built with makes no difference: from the same seed the same is dropped."""
+    outputs = [_call(case, model, inputs, training=True, seed=1) for model in (built, without)]
+    if torch.equal(*outputs):
+        case.does_not_apply("the rate of dropout that it is built with makes no difference in train mode")
+
+
 @holds(
     "dropout.eval-deterministic",
     statement="In eval mode a model built with dropout is the model without.",
@@ -132,9 +139,8 @@ def _stuck(again: list[Tensor]) -> str | None:
 def no_rate_no_dropout(case: Case) -> None:
     """Speaks of models that hand `dropout` on; what still differs is a rate written into the code."""
     half = _made(case, 0.5)
-    inputs = _inputs(case, half)
-    _must_drop(case, half, inputs)
-    built = _made(case, 0.0, half)
+    inputs, built = _inputs(case, half), _made(case, 0.0, half)
+    _must_hand_on(case, half, built, inputs)
     expected = _call(case, built, inputs, training=False)
     got = _call(case, built, inputs, training=True)
     case.close(got, expected, "train mode with dropout=0 is not eval mode",
@@ -225,6 +231,7 @@ def every_place_has_the_rate(case: Case) -> None:
     rate = 0.375
     built = _made(case, rate)
     inputs = _inputs(case, built)
+    _must_hand_on(case, built, _made(case, 0.0, built), inputs)
     with _Rates() as training:
         _call(case, built, inputs, training=True)
     if not training.seen:

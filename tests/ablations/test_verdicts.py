@@ -41,6 +41,11 @@ def test_no_difference_is_equivalent() -> None:
     assert verdict(row(ONES, [0.999] * 6 + [1.0] * 6)) == "equivalent"
 
 
+def test_a_certain_difference_below_one_point_is_equivalent() -> None:
+    assert verdict(row(ONES, [0.998] * 12)) == "equivalent"
+    assert verdict(row(ONES, [0.98] * 12)) == "hurts"
+
+
 def test_two_dead_of_twelve_are_no_evidence() -> None:
     assert verdict(row(ONES, [0.5] * 2 + [1.0] * 10)) == "no evidence"
 
