@@ -106,7 +106,7 @@ def verdict(row: Row) -> str:
     if not row.is_decidable:
         return "too few seeds"
     low, high = row.accuracy.difference.low, row.accuracy.difference.high
-    if -EQUIVALENT <= low and high <= EQUIVALENT:
+    if low >= -EQUIVALENT and high <= EQUIVALENT:
         return "equivalent"  # a difference that is certain and below one point is told by its interval
     if row.accuracy_holm < ALPHA and not low <= 0 <= high:
         return "hurts" if row.accuracy.difference.value < 0 else "helps"
