@@ -21,6 +21,8 @@ from veriformer.reference.model import build
 
 BASE = {"num_layers": 2, "d_model": 64, "num_heads": 4}
 LENGTHS = {"cpu": (50, 100, 200, 400, 800), "cuda": (256, 512, 1024, 2048, 4096, 8192, 16384)}
+SHORT = (6, 12, 25)
+"""Lengths before these, for the crossover: attention is slower than its FLOPs say."""
 DEPTHS, WIDTHS = (1, 2, 4, 8), (32, 64, 128, 256)
 REPEATS = 5
 """Of a timing; the median counts."""
@@ -127,7 +129,7 @@ def _shares(device: str, length: int) -> Point:
 
 
 def _count(device: str) -> int:
-    return 3 * len(_lengths(device)) + len(DEPTHS) + len(WIDTHS)
+    return len(SHORT) + 3 * len(_lengths(device)) + len(DEPTHS) + len(WIDTHS)
 
 
 def _lengths(device: str) -> tuple[int, ...]:
@@ -143,7 +145,7 @@ def _points(device: str, seeds: int) -> Iterator[Point]:
         yield _point("eager", device, middle, "N", num_layers=depth)
     for width in WIDTHS:
         yield _point("eager", device, middle, "d", d_model=width)
-    for length in _lengths(device):
+    for length in (*SHORT, *_lengths(device)):
         yield _shares(device, length)
 
 
@@ -189,12 +191,18 @@ def _lines(fits: list[dict[str, Any]], crossings: dict[str, float | None], point
         for f in fits
     ]
     d = BASE["d_model"]
+    shares = [p for p in points if p["varied"] == "shares"]
     for side, length in crossings.items():
-        measured = f"at T = {length:.0f}" if length else "at no measured T"
-        told.append(
-            f"{side} attention takes as long as the linear maps {measured}; "
-            f"by FLOPs, 4 T^2 d = 24 T d^2 at T = 6 d = {6 * d}"
-        )
+        lengths = [p["T"] for p in shares]
+        if length:
+            measured = f"takes as long as the linear maps at T = {length:.0f}"
+        else:
+            slower = all(p[side] >= p["linear"] for p in shares)
+            measured = (
+                f"takes {'longer' if slower else 'less time'} than the linear maps at every measured T, "
+                f"{min(lengths)} to {max(lengths)}"
+            )
+        told.append(f"{side} attention {measured}; by FLOPs, 4 T^2 d = 24 T d^2 at T = 6 d = {6 * d}")
     told += [f"T = {p['T']} ({p['backend']}): {p['failed']}" for p in points if "failed" in p]
     return told
 

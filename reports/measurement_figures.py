@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from veriformer.reports.figure_style import COLOURS, DASHES, STYLE, new_figure, sign
@@ -71,7 +72,7 @@ def profile(study: Study, record: Record) -> Figure | None:
                     markersize=4, linestyle=DASHES[index], label=label,
                 )  # fmt: skip
             axes.set_title(unit, loc="left")
-            axes.set_xlabel("T")
+            _mark_lengths(axes, [p["T"] for p in points if p["varied"] == "T"])
             axes.legend(fontsize=7.5)
         axes = figure.add_subplot(2, 2, 4)
         shares = [p for p in points if p["varied"] == "shares"]
@@ -86,10 +87,17 @@ def profile(study: Study, record: Record) -> Figure | None:
             axes.axvline(crossing, color="#888888", linewidth=0.9)
             axes.text(crossing, axes.get_ylim()[0], f" 6 d = {crossing}", fontsize=7.5, color="#444444", va="bottom")
         axes.set_title("where attention overtakes (forward, seconds)", loc="left")
-        axes.set_xlabel("T")
+        _mark_lengths(axes, [p["T"] for p in shares])
         axes.legend(fontsize=7.5)
         sign(figure, record)
     return figure
+
+
+def _mark_lengths(axes: Axes, lengths: Sequence[int]) -> None:
+    """Name the measured lengths on a logarithmic axis, in place of powers of ten."""
+    axes.set_xticks(sorted(set(lengths)), [str(length) for length in sorted(set(lengths))])
+    axes.minorticks_off()
+    axes.set_xlabel("T")
 
 
 def initialisation(study: Study, record: Record) -> Figure | None:
