@@ -66,6 +66,10 @@ class Case:
         """Draw an ordering of range(size); shrinks towards the identity."""
         return list(self._record(label, lambda unique: self._draws.permutation(unique, size)))
 
+    def text(self, label: str, alphabet: str = "", longest: int = 20) -> str:
+        """Draw a text of these characters (any of Unicode if empty); shrinks towards short ones of early characters."""
+        return str(self._record(label, lambda unique: self._draws.text(unique, alphabet, longest)))
+
     def length(self, label: str = "T", low: int = 1, high: int = 9) -> int:
         """Draw a sequence length: low..high, or one that collides with a size of the model (heads, window, max_len)."""
         limit = min(self.subject.fact("max_len", 64), self.config().max_len)
@@ -185,6 +189,21 @@ class Case:
             yield path
             self.bench.tally.paths[self.path] = self.bench.tally.paths.get(self.path, 0) + 1
         self.path = ""
+
+    def ask(self, part: str, *args: Any, path: Path = DEFAULT, built: Built | None = None, **kwargs: Any) -> Any:
+        """Call another callable of the subject (`weights`, `decode`, ...); with `built`, its model comes first.
+
+        Raises:
+            SubjectError: it raised, or is not there.
+        """
+        function = getattr(self.subject, part)
+        if built is not None and function is None and part == "forward":
+            function, args = built.module, args
+        elif built is not None:
+            args = (built.module, *args)
+        if self.bench.recorder:
+            self.bench.recorder.path = path
+        return self.bench.call(function, *args, **kwargs)
 
     # judging ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,10 @@ from veriformer.properties.transcript import Recorder, Transcript
 from veriformer.properties.violations import SubjectTimeoutError, Violation
 from veriformer.properties.workbench import Workbench
 
-_PARTS = ("forward", "weights", "embed", "cache", "projections")
+_PARTS = (
+    "forward", "weights", "embed", "cache", "projections", "accumulate", "decode", "train", "words", "vocabulary",
+    "merges", "scores",
+)  # fmt: skip
 
 
 def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:

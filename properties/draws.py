@@ -30,8 +30,14 @@ class Draws(Protocol):
     def permutation(self, label: str, size: int) -> list[int]:
         """Draw an ordering of range(size)."""
 
+    def text(self, label: str, alphabet: str, longest: int) -> str:
+        """Draw a text of at most `longest` of these characters; any at all if `alphabet` is empty."""
+
     def reject(self, reason: str) -> None:
         """Give the case up."""
+
+
+_ANY = st.characters(exclude_categories=["Cs"])  # halves of surrogate pairs are no characters
 
 
 class HypothesisDraws:
@@ -57,6 +63,11 @@ class HypothesisDraws:
 
     def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
         return list(self._data.draw(st.permutations(range(size))))
+
+    def text(self, label: str, alphabet: str, longest: int) -> str:  # noqa: D102
+        if label in self._fixed:
+            return str(self._fixed[label])
+        return self._data.draw(st.text(st.sampled_from(alphabet) if alphabet else _ANY, max_size=longest))
 
     def reject(self, reason: str) -> None:  # noqa: D102
         reject()
@@ -86,6 +97,13 @@ class RandomDraws:
         order = list(range(size))
         self._random.shuffle(order)
         return order
+
+    def text(self, label: str, alphabet: str, longest: int) -> str:  # noqa: D102
+        size = self._random.randint(0, longest)
+        if alphabet:
+            return str(self._fixed.get(label, "".join(self._random.choices(alphabet, k=size))))
+        codes = [code for _ in range(size) if not 0xD800 <= (code := self._random.randrange(0x110000)) < 0xE000]
+        return str(self._fixed.get(label, "".join(map(chr, codes))))
 
     def reject(self, reason: str) -> None:  # noqa: D102
         raise RejectedError(reason)
@@ -123,6 +141,16 @@ class RecordedDraws:
         if not isinstance(value, list) or sorted(value) != list(range(size)):
             raise ReplayError(f"the recorded {label} is {value!r}; it must order the numbers 0 to {size - 1}")
         return list(value)
+
+    def text(self, label: str, alphabet: str, longest: int) -> str:  # noqa: D102
+        value = self._get(label)
+        allowed = isinstance(value, str) and len(value) <= longest and (not alphabet or set(value) <= set(alphabet))
+        if not allowed:
+            of = f" of the characters {alphabet!r}" if alphabet else ""
+            raise ReplayError(
+                f"the recorded {label} is {value!r}; it must be a text of at most {longest} characters{of}"
+            )
+        return str(value)
 
     def reject(self, reason: str) -> None:  # noqa: D102
         raise RejectedError(reason)

@@ -6,7 +6,7 @@ To add a fact, add one row to `FACTS`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,15 @@ def _flag(name: str, meaning: str) -> Fact:
 
 def _size(name: str, meaning: str) -> Fact:
     return Fact(name, "an integer >= 1", lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, meaning)
+
+
+def _count(name: str, meaning: str) -> Fact:
+    accepts = lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0  # noqa: E731
+    return Fact(name, "an integer >= 0", accepts, meaning)
+
+
+def _share(name: str, meaning: str) -> Fact:
+    return Fact(name, "a number in [0, 1)", lambda v: isinstance(v, int | float) and 0 <= v < 1, meaning)
 
 
 def _is_scale(value: Any) -> bool:
@@ -111,18 +120,35 @@ FACTS: Mapping[str, Fact] = {
         _flag("bidirectional", "a relative bias tells the past from the future"),
         _size("num_buckets", "number of T5 buckets"),
         _size("max_distance", "distance from which T5 buckets saturate"),
+        _count("position_offset", "index of the first position in the table"),
+        _count("extra_tokens", "class and register tokens that the subject puts before its input"),
+        Fact("ignore_index", "an integer", lambda v: isinstance(v, int), "label that is not counted (default -100)"),
+        _share("label_smoothing", "share eps of the target that is spread evenly over the vocabulary"),
+        _flag("shifts_labels", "the loss itself moves the labels by one, so that t predicts t + 1"),
+        _one_of("empty_loss", ("zero", "nan", "error"), "loss of a batch in which nothing is to be predicted"),
+        _count("mask_id", "id of the token that hides another"),
         Fact(
-            "position_offset",
-            "an integer >= 0",
-            lambda v: isinstance(v, int) and v >= 0,
-            "index of the first position in the table",
+            "special_ids",
+            "a sequence of integers",
+            lambda v: isinstance(v, Sequence) and not isinstance(v, str),
+            "ids that are never hidden",
         ),
+        _share("mask_probability", "share of the tokens that are to be predicted (default 0.15)"),
+        _one_of("schedule", ("noam", "linear", "cosine", "other"), "formula of the learning rate"),
+        _count("warmup_steps", "steps over which the learning rate rises"),
+        _size("total_steps", "step at which the learning rate has fallen to its floor"),
         Fact(
-            "extra_tokens",
-            "an integer >= 0",
-            lambda v: isinstance(v, int) and v >= 0,
-            "class and register tokens that the subject puts before its input",
+            "peak",
+            "a number > 0",
+            lambda v: isinstance(v, int | float) and v > 0,
+            "highest learning rate; for Noam the factor before the formula (default 1)",
         ),
+        Fact("floor", "a number >= 0", lambda v: isinstance(v, int | float) and v >= 0, "learning rate at the end"),
+        _one_of("algorithm", ("bpe", "wordpiece", "unigram", "other"), "how text is cut into pieces"),
+        _flag("byte_level", "every byte is a piece, so that nothing is unknown"),
+        _flag("reversible", "decoding gives back the text, to the letter"),
+        _count("unknown_id", "id of what no piece covers"),
+        Fact("specials", "a mapping of text to id", lambda v: isinstance(v, Mapping), "special tokens, never cut"),
     )
 }
 """Every fact a subject may declare."""

@@ -88,6 +88,11 @@ def _bias(subject: Subject, config: DrawnConfig, generator: torch.Generator, dty
     return Inputs([], (_T, _S), (None, _T, _S))
 
 
+def _loss(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    labels = torch.randint(0, config.vocab_size, (_B, _T), generator=generator)
+    return Inputs([_normal((_B, _T, config.vocab_size), generator, dtype), labels], (), ())
+
+
 _MAKERS: Mapping[str, Maker] = {
     "softmax": _softmax,
     "attention": _attention,
@@ -103,6 +108,7 @@ _MAKERS: Mapping[str, Maker] = {
     "decoder": _free_width,
     "encoder_decoder": _two_sequences,
     "classifier": _pooled,
+    "loss": _loss,
 }
 
 

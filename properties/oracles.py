@@ -140,3 +140,22 @@ def multi_head_oracle(
     output = heads.transpose(1, 2).flatten(2) @ parts["o"].detach().double().cpu().T
     bias = parts.get("o_bias")
     return output if bias is None else output + bias.detach().double().cpu()
+
+
+def loss_oracle(logits: Tensor, labels: Tensor, label_smoothing: float, ignore_index: int) -> Tensor:
+    """Return the mean of the smoothed negative log likelihoods, position by position, in float64.
+
+    Args:
+        logits: `[B, T, V]`.
+        labels: `[B, T]`.
+        label_smoothing: share of the target that is spread over all V.
+        ignore_index: label that is not counted.
+    """
+    total, counted = 0.0, 0
+    for row, label in zip(logits.detach().double().cpu().flatten(0, -2), labels.flatten().tolist(), strict=True):
+        if label == ignore_index:
+            continue
+        log_p = [float(x) for x in row - torch.logsumexp(row, 0)]
+        total -= (1 - label_smoothing) * log_p[label] + label_smoothing * sum(log_p) / len(log_p)
+        counted += 1
+    return torch.tensor(total / max(counted, 1), dtype=torch.float64, device=logits.device)

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def _where_from(subject: Subject, used: list[str]) -> str:
     return "\n\n".join(["import functools", *chunks.values(), "\n".join(bound)])
 
 
-_PARTS = ("build", "forward", "module", "embed", "weights", "cache", "projections", "backends", "declares", "config")
+_PARTS = tuple(field.name for field in fields(Subject))
 
 
 def _collect(function: Any, chunks: dict[str, str]) -> None:

@@ -85,6 +85,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("loss", "(logits [B,T,V], labels [B,T])", "[]"),
         Kind("masking", "(tokens [B,T], seed)", "([B,T], [B,T])"),
         Kind("schedule", "(step)", "a float"),
+        Kind("parameter_groups", "()", "a list of {'params': [...], 'weight_decay': number}"),
         Kind("tokenizer", "(text)", "a list of integers"),
     )
 }
@@ -117,6 +118,13 @@ class Subject:
         cache: `cache(model, chunks, attention_mask=None)`: outputs `[B, T, *]` computed chunk by chunk.
         projections: `projections(model)`: writable views `q, k, v, o` `[out, in]` (and `q_bias` ... where present).
         backends: name to a factory of context managers; each selects one implementation while it is open.
+        accumulate: `accumulate(model, pairs)`: one loss of several (logits, labels), as gradient accumulation has it.
+        decode: `decode(model, ids)`: the text of token ids.
+        train: `train(texts, vocab_size)`: a tokenizer trained on texts.
+        words: `words(model, text)`: the words that are segmented each for itself, as lists of symbols.
+        vocabulary: `vocabulary(model)`: piece to id.
+        merges: `merges(model)`: pairs of pieces in the order in which they were learnt.
+        scores: `scores(model)`: piece to log probability.
         target: how the command line names this subject; filled in by it.
     """
 
@@ -135,6 +143,13 @@ class Subject:
     cache: Callable[..., Any] | None = None
     projections: Callable[[Any], Mapping[str, Any]] | None = None
     backends: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+    accumulate: Callable[..., Any] | None = None
+    decode: Callable[..., Any] | None = None
+    train: Callable[..., Any] | None = None
+    words: Callable[..., Any] | None = None
+    vocabulary: Callable[..., Any] | None = None
+    merges: Callable[..., Any] | None = None
+    scores: Callable[..., Any] | None = None
     target: str = ""
 
     def __post_init__(self) -> None:

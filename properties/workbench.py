@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.compare import epsilon, size_of, worst_difference
-from veriformer.properties.inputs import ordinary
+from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.narrowing import NarrowingWatch
 from veriformer.properties.noise import relative_tolerance, sensitivity
 from veriformer.properties.pool import Built, ModelPool
@@ -168,7 +168,7 @@ class Workbench:
 
     def _computes_in_float64(self) -> bool:
         """Probe: no operation gives narrower numbers, and the output follows a move of 1e-11."""
-        if self.device.type == "mps":
+        if self.device.type == "mps" or not has_ordinary_inputs(self.subject.kind):
             return False
         try:
             built = self.pool.get(self.configs[0], torch.float64)

@@ -31,6 +31,17 @@ _HOMES = {
     "build": "model",
     "count_parameters": "counting",
     "count_flops": "counting",
+    "cross_entropy": "objectives",
+    "next_token_loss": "objectives",
+    "accumulated_loss": "objectives",
+    "mask_tokens": "objectives",
+    "noam": "schedules",
+    "linear": "schedules",
+    "cosine": "schedules",
+    "parameter_groups": "schedules",
+    "BytePairEncoding": "tokenization",
+    "WordPiece": "tokenization",
+    "Unigram": "tokenization",
 }
 __all__ = list(_HOMES)
 

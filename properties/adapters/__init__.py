@@ -16,7 +16,7 @@ ADAPTERS = ("torch_attention", "torch_layers", "torch_parts", "reference_models"
 """Files of this package in the order in which they are asked; `plain` takes what no library claims."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "reference": ("reference_parts", "reference_models"),
+    "reference": ("reference_parts", "reference_models", "reference_objectives", "reference_tokenizers"),
     "torch": ("torch_attention", "torch_layers", "torch_parts"),
 }
 

@@ -1,4 +1,4 @@
-"""torch: softmax, norms, and positions kept in an nn.Embedding."""
+"""torch: softmax, norms, positions kept in an nn.Embedding, and the cross-entropy."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def rows(model: Any, length: int) -> Any:
     return model(torch.arange(length, device=model.weight.device))
 
 
+def cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
+    """Call F.cross_entropy with the positions in a row."""
+    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def smoothed_cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
+    """Call F.cross_entropy with label smoothing 0.1."""
+    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.1)
+
+
+def call_criterion(model: Any, logits: Any, labels: Any) -> Any:
+    """Call an nn.CrossEntropyLoss with the positions in a row."""
+    return model(logits.flatten(0, -2), labels.flatten())
+
+
+_LOSS = {"shifts_labels": False, "empty_loss": "nan"}
+
 SHIPPED = {
     "softmax": Subject(kind="softmax", name="F.softmax", forward=softmax),
     "LayerNorm": Subject(
@@ -54,6 +71,13 @@ SHIPPED = {
         forward=rows,
         declares={"positions": "learned", "beyond_max_len": "error"},
     ),
+    "cross-entropy": Subject(kind="loss", name="F.cross_entropy", forward=cross_entropy, declares=_LOSS),
+    "smoothed-cross-entropy": Subject(
+        kind="loss",
+        name="F.cross_entropy(label_smoothing=0.1)",
+        forward=smoothed_cross_entropy,
+        declares={"label_smoothing": 0.1, **_LOSS},
+    ),
 }
 
 _CLASSES = {nn.LayerNorm: "LayerNorm", nn.RMSNorm: "RMSNorm"}
@@ -65,6 +89,12 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
         return SHIPPED["softmax"]
     if isinstance(thing, nn.Softmax):
         return Subject(kind="softmax", name="nn.Softmax", module=thing, forward=lambda m, scores: m(scores))
+    if thing is functional.cross_entropy:
+        return SHIPPED["cross-entropy"]
+    if isinstance(thing, nn.CrossEntropyLoss) and thing.reduction == "mean" and thing.weight is None:
+        said = {**_LOSS, "ignore_index": thing.ignore_index}
+        said |= {"label_smoothing": thing.label_smoothing} if thing.label_smoothing else {}
+        return Subject(kind="loss", name="nn.CrossEntropyLoss", module=thing, forward=call_criterion, declares=said)
     if isinstance(thing, type):
         if thing is nn.Embedding and kind == "positions":
             return SHIPPED["Embedding"]

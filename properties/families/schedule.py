@@ -1,0 +1,178 @@
+"""Learning rates by step, and which parameters decay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_fact, needs_part
+from veriformer.properties.property import holds
+from veriformer.properties.violations import SubjectError
+
+_KIND = ("schedule",)
+_BOUND = 16 * epsilon(torch.float32)
+"""Relative; a rate may have been computed in float32: two powers and a product."""
+
+
+def _rate(case: Case, built: Built, step: int) -> float:
+    value = case.ask("forward", step, built=built)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SubjectError(f"forward returned {type(value).__name__}, where a learning rate, one number, is required")
+    return float(value)
+
+
+def _follows(case: Case, built: Built, formula: Callable[[int], float], steps: list[int], scale: float) -> None:
+    """Require the rates at these steps to be those of the formula."""
+    got = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
+    expected = torch.tensor([formula(step) for step in steps], dtype=torch.float64)
+    worst = int((got - expected).abs().argmax())
+    case.close(
+        got, expected, f"the rate at step {steps[worst]} is not that of the formula", bound=_BOUND * scale,
+        constants_allowed=True, cause=lambda: _offset(got, formula, steps),
+    )  # fmt: skip
+
+
+def _offset(got: Tensor, formula: Callable[[int], float], steps: list[int]) -> str | None:
+    for words, move in (("the step before", -1), ("the step after", 1)):
+        moved = torch.tensor([formula(max(step + move, 0)) for step in steps], dtype=torch.float64)
+        if torch.allclose(got, moved, rtol=1e-5):
+            return f"the rates are those of {words}: steps are counted from another number"
+    ratio = got / torch.tensor([formula(step) for step in steps], dtype=torch.float64)
+    spread = float(ratio.max() - ratio.min())
+    return f"all rates are {float(ratio[0]):.4g} times those of the formula" if spread < 1e-5 else None
+
+
+@holds(
+    "schedule.warmup",
+    statement="The rate is d_model^-0.5 min(step^-0.5, step warmup^-1.5), highest at the end of the warm-up.",
+    formula="r(s) = d^-0.5 min(s^-0.5, s w^-1.5), s >= 1; peak at s = w; finite and positive at s = 0 and 1",
+    source="Vaswani et al. 2017, 5.3; documented bugs OP01, OP02.",
+    kinds=_KIND,
+    unless=(needs_fact("schedule", "noam"), needs_fact("warmup_steps")),
+    examples_factor=0.5,
+    catches=("OP01", "OP02"),
+)
+def the_noam_rate_rises_and_falls(case: Case) -> None:
+    """Steps are counted from 1; a step 0 must neither divide by zero nor have a rate of 0, which would waste it."""
+    built = case.built(dtype=torch.float32)
+    d_model, warmup = built.config.d_model, int(case.subject.fact("warmup_steps"))
+    factor = float(case.subject.fact("peak", 1.0))
+
+    def formula(step: int) -> float:
+        rise = step * warmup**-1.5 if warmup else math.inf
+        return factor * d_model**-0.5 * min(step**-0.5, rise)
+
+    steps = sorted({1, 2, max(warmup - 1, 1), max(warmup, 1), warmup + 1, case.integer("step", 1, 4 * warmup + 8)})
+    _follows(case, built, formula, steps, formula(max(warmup, 1)))
+    rates = [_rate(case, built, step) for step in (max(warmup - 1, 1), max(warmup, 1), warmup + 1)]
+    case.require(max(rates) <= rates[1] * (1 + _BOUND), "the rate is not highest at the end of the warm-up",
+                 got=", ".join(f"{rate:.6g}" for rate in rates), expected="the middle one highest")  # fmt: skip
+    first = _rate(case, built, 0)
+    case.require(math.isfinite(first) and first > 0, "the rate at step 0 is not a positive number", got=f"{first:.4g}",
+                 expected="> 0", cause=lambda: "the first update is wasted" if first == 0 else None)  # fmt: skip
+    case.witness()
+
+
+def _falling(case: Case, fall: Callable[[float], float]) -> None:
+    subject, built = case.subject, case.built(dtype=torch.float32)
+    warmup, total = int(subject.fact("warmup_steps", 0)), int(subject.fact("total_steps"))
+    peak, floor = float(subject.fact("peak")), float(subject.fact("floor", 0.0))
+
+    def formula(step: int) -> float:
+        u = min(1.0, (step - warmup) / max(1, total - warmup))
+        return floor + (peak - floor) * fall(u)
+
+    later = sorted({warmup, warmup + 1, (warmup + total) // 2, total, total + 5, case.integer("step", warmup, total)})
+    _follows(case, built, formula, later, peak)
+    rising = [_rate(case, built, step) for step in range(0, warmup + 1, max(1, warmup // 16))]
+    case.require(
+        all(0 <= a <= b * (1 + _BOUND) <= peak * (1 + 2 * _BOUND) for a, b in itertools.pairwise(rising)),
+        "the rate does not rise through the warm-up",
+        got=", ".join(f"{rate:.3g}" for rate in rising[:8]),
+    )
+    case.witness()
+
+
+@holds(
+    "schedule.cosine",
+    statement="After the warm-up the rate falls from the peak to the floor along half a cosine, and stays there.",
+    formula="r = floor + (peak - floor) (1 + cos(pi u)) / 2, u = (s - w) / (S - w) in [0, 1]",
+    source="Loshchilov & Hutter 2017, equation 5.",
+    kinds=_KIND,
+    level="extended",
+    unless=(needs_fact("schedule", "cosine"), needs_fact("total_steps"), needs_fact("peak")),
+    examples_factor=0.5,
+)
+def the_rate_falls_along_a_cosine(case: Case) -> None:
+    """How it rises is a matter of taste, as long as it does; past the last step it must not rise again."""
+    _falling(case, lambda u: (1 + math.cos(math.pi * u)) / 2)
+
+
+@holds(
+    "schedule.linear",
+    statement="After the warm-up the rate falls in a straight line from the peak to the floor, and stays there.",
+    formula="r = floor + (peak - floor) (1 - u), u = (s - w) / (S - w) in [0, 1]",
+    source="Devlin et al. 2019, appendix A.2.",
+    kinds=_KIND,
+    level="extended",
+    unless=(needs_fact("schedule", "linear"), needs_fact("total_steps"), needs_fact("peak")),
+    examples_factor=0.5,
+)
+def the_rate_falls_in_a_line(case: Case) -> None:
+    """How it rises is a matter of taste, as long as it does; a negative rate past the end would unlearn."""
+    _falling(case, lambda u: 1 - u)
+
+
+def _groups(case: Case, built: Built) -> list[dict[str, Any]]:
+    groups = case.ask("forward", built=built)
+    fits = isinstance(groups, list | tuple) and all(isinstance(g, dict) and "params" in g for g in groups)
+    if not fits:
+        raise SubjectError("forward did not return a list of groups with 'params', as an optimiser takes it")
+    return [{**group, "params": list(group["params"])} for group in groups]
+
+
+@holds(
+    "schedule.decay-groups",
+    statement="Every parameter stands in exactly one group; biases and the gains of norms do not decay, matrices do.",
+    formula="union of groups = parameters, disjoint; weight_decay(g) = 0 for biases and norms, > 0 for matrices",
+    source="documented bug OP04: names that do not match.",
+    kinds=("parameter_groups",),
+    level="extended",
+    unless=needs_part("build"),
+    examples_factor=0.25,
+    catches=("OP04",),
+)
+def norms_and_biases_do_not_decay(case: Case) -> None:
+    """A parameter in two groups is stepped twice, one in none is never trained. What is a norm is told by the module
+    that owns the parameter (its name has "norm" in it), what is a bias by its number of axes.
+    """
+    built = case.built(dtype=torch.float32, raw=True)
+    groups = _groups(case, built)
+    owner = {id(p): (name, module) for name, module in built.module.named_modules() for p in module.parameters(False)}
+    names = {id(p): name for name, p in built.module.named_parameters() if p.requires_grad}
+    listed = [id(p) for group in groups for p in group["params"]]
+    lost = [name for key, name in names.items() if key not in listed]
+    twice = [names.get(key, "?") for key in set(listed) if listed.count(key) > 1]
+    case.require(not lost, "a parameter stands in no group", got=", ".join(lost[:3]), expected="every one in a group")
+    case.require(not twice, "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one")
+    for group in groups:
+        decay = float(group.get("weight_decay", 0.0))
+        for parameter in group["params"]:
+            _, module = owner[id(parameter)]
+            name = names.get(id(parameter), "?")
+            is_norm = "norm" in type(module).__name__.lower() or isinstance(module, nn.LayerNorm | nn.RMSNorm)
+            if is_norm or parameter.ndim < 2:
+                case.require(decay == 0, f"{name} decays", got=f"weight_decay {decay:g}", expected="0")
+            elif isinstance(module, nn.Linear):
+                case.require(decay > 0, f"{name} does not decay", got="weight_decay 0", expected="> 0")
+    case.witness()

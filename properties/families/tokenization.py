@@ -1,0 +1,353 @@
+"""Tokenizers: nothing is lost, nothing depends on the call, and the pieces are those of the algorithm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from veriformer.properties.case import Case
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_fact, needs_part
+from veriformer.properties.property import holds
+from veriformer.properties.violations import SubjectError
+
+_KIND = ("tokenizer",)
+_ALGORITHM = "abc "
+"""Few letters, so that pairs repeat and pieces overlap."""
+
+LONGEST = 12
+"""Letters of a text whose segmentations are all tried: at most 2^11 of them."""
+
+SAMPLES = (
+    "plain words, 123 and (signs)",
+    "  leading, trailing  ",
+    "tab\tnewline\nreturn\r\n",
+    "naïve Ångström ß ½",
+    "e\u0301 is not é",
+    "東京 한국어 עברית العربية हिन्दी ไทย",
+    "\U0001f469\u200d\U0001f52c\U0001f3fd \U0001f1e8\U0001f1ed",  # joined, coloured, and a flag
+    "\u200b\u200d\ufeff\u00a0",
+    "\x00\x1f\x7f",
+    "\U0010ffff\ue000\ufffd",
+    "a" * 60,
+    "'s 're don't",
+    "\u2581 already there",
+    "<0xEA> ##ing [UNK] </s>",
+)
+"""Texts of every kind that tokenizers have lost something of."""
+
+
+def _built(case: Case) -> Built:
+    return case.built(dtype=torch.float32)
+
+
+def _encode(case: Case, built: Built, text: str) -> list[int]:
+    """Return the ids of a text.
+
+    Raises:
+        SubjectError: `forward` returned no list of integers.
+    """
+    output = case.ask("forward", text, built=built)
+    ids = output.tolist() if hasattr(output, "tolist") else output
+    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
+        raise SubjectError(f"forward returned {type(output).__name__}, where a list of token ids is required")
+    return list(ids)
+
+
+def _text(case: Case) -> str:
+    """Draw a text: any characters of Unicode, or one of the samples, or both."""
+    sample = case.choice("sample", ("", *SAMPLES))
+    return str(sample) + case.text("text")
+
+
+@holds(
+    "tokenizer.round-trip",
+    statement="Decoding the ids of a text gives back the text, to the letter.",
+    formula="decode(encode(s)) = s for every s of Unicode",
+    source="Radford et al. 2019, 2.2; documented bugs TK01, TK04.",
+    kinds=_KIND,
+    unless=(needs_part("decode"), needs_fact("reversible", True)),
+    examples_factor=4,
+    catches=("TK01", "TK04"),
+)
+def decoding_gives_back_the_text(case: Case) -> None:
+    """For tokenizers that declare themselves reversible; others normalise, and must only repeat themselves. Halves of
+    surrogate pairs are no text.
+    """
+    built, text = _built(case), _text(case)
+    got = case.ask("decode", _encode(case, built, text), built=built)
+    case.require(
+        got == text,
+        "decoding the ids gives another text",
+        got=repr(got)[:120],
+        expected=repr(text)[:120],
+        cause=lambda: _lost(text, str(got)),
+    )
+    case.witness()
+
+
+def _lost(text: str, got: str) -> str | None:
+    missing = Counter(text) - Counter(got)
+    if not missing:
+        return "characters were added or moved, none is missing"
+    shown = ", ".join(f"U+{ord(c):04X}" for c in list(missing)[:4])
+    replaced = ", replaced by U+FFFD" if "\ufffd" in got and "\ufffd" not in text else ""
+    return f"missing: {shown}{replaced}"
+
+
+@holds(
+    "tokenizer.deterministic",
+    statement="The same text gives the same ids, whatever was encoded between; other texts, other ids.",
+    formula="encode(s) = encode(s) after encode(t); s != t => encode(s) != encode(t) where reversible",
+    source="Definition of a function.",
+    kinds=_KIND,
+    examples_factor=2,
+)
+def the_same_text_gives_the_same_ids(case: Case) -> None:
+    """Caches of words and sampled segmentations (BPE dropout, unigram sampling) left on are what breaks it."""
+    built, text, other = _built(case), _text(case), case.text("other")
+    first = _encode(case, built, text)
+    between = _encode(case, built, other)
+    again = _encode(case, built, text)
+    case.require(first == again, "the same text gives other ids the second time", got=str(again)[:120],
+                 expected=str(first)[:120])  # fmt: skip
+    if text != other and case.subject.fact("reversible"):
+        case.require(first != between, "two texts have the same ids", got=f"{text!r} and {other!r}"[:120])
+    case.witness()
+
+
+@holds(
+    "tokenizer.no-unknown",
+    statement="A byte-level tokenizer knows every text: no unknown token, and no character without a token.",
+    formula="byte level: unk not in encode(s), and encode(s) is empty only for the empty text",
+    source="Radford et al. 2019, 2.2; documented bug TK01.",
+    kinds=_KIND,
+    level="extended",
+    unless=needs_fact("byte_level", True),
+    examples_factor=2,
+    catches=("TK01",),
+)
+def bytes_are_never_unknown(case: Case) -> None:
+    """Every character of the drawn text is tried by itself too, so that one that is dropped does not hide."""
+    built, text = _built(case), _text(case)
+    unknown = case.subject.fact("unknown_id")
+    for part in (text, *dict.fromkeys(text)):
+        ids = _encode(case, built, part)
+        case.require(unknown is None or unknown not in ids, "a text has an unknown token", got=repr(part)[:80])
+        case.require(bool(ids) or not part, "a text has no token at all", got=repr(part)[:80])
+    case.witness()
+
+
+@holds(
+    "tokenizer.specials",
+    statement="A special token in a text is one token, its own; no other text gives it.",
+    formula="encode(a + special + b) contains id(special) once; encode(a) does not",
+    source="documented behaviour of every library; prompt injection rests on its absence.",
+    kinds=_KIND,
+    level="extended",
+    unless=needs_fact("specials"),
+)
+def special_tokens_are_never_cut(case: Case) -> None:
+    """Compares with the same text without it, since many tokenizers add special tokens at the ends of any text."""
+    built = _built(case)
+    specials: Mapping[str, int] = case.subject.fact("specials")
+    special = case.choice("special", tuple(specials))
+    before, after = case.text("before", "ab ", 6), case.text("after", "ab ", 6)
+    without = Counter(_encode(case, built, before + after))
+    having = Counter(_encode(case, built, before + special + after))
+    wanted = specials[special]
+    case.require(
+        having[wanted] == without[wanted] + 1,
+        f"the special token {special!r} does not become its own id",
+        got=f"id {wanted} {having[wanted] - without[wanted]} times more than without it",
+        expected="once more",
+    )
+    almost = special[:-1]
+    case.require(
+        Counter(_encode(case, built, before + almost + after))[wanted] == without[wanted] or almost in specials,
+        f"{almost!r} gives the id of the special token {special!r}",
+        got=f"id {wanted}",
+    )
+    case.witness()
+
+
+def _segments(case: Case, built: Built, text: str) -> list[list[str]]:
+    """Return the words of a text as lists of symbols."""
+    words = case.ask("words", text, built=built)
+    return [list(word) for word in words]
+
+
+def _pieces(case: Case, built: Built) -> tuple[dict[int, str], dict[str, int]]:
+    vocabulary = dict(case.ask("vocabulary", built=built))
+    return {index: piece for piece, index in vocabulary.items()}, vocabulary
+
+
+def _agree(case: Case, text: str, got: Sequence[Any], expected: Sequence[Any], what: str) -> None:
+    place = next((i for i, pair in enumerate(itertools.zip_longest(got, expected)) if pair[0] != pair[1]), None)
+    case.require(
+        place is None,
+        f"{what} for {text!r}"[:150],
+        got=str(list(got))[:120],
+        expected=str(list(expected))[:120],
+    )
+
+
+@holds(
+    "tokenizer.bpe-merges",
+    statement="Training merges the most frequent pair each time; encoding applies the merges in the order learnt.",
+    formula="merge_k = argmax count of pairs after merges 1..k-1; encode = apply merges by rank, word by word",
+    source="Sennrich et al. 2016, algorithm 1; documented bugs TK02, TK05.",
+    kinds=_KIND,
+    level="extended",
+    unless=(needs_fact("algorithm", "bpe"), needs_part("words"), needs_part("merges"), needs_part("vocabulary")),
+    catches=("TK02", "TK05"),
+)
+def merges_are_learnt_and_applied_in_order(case: Case) -> None:
+    """Against a recount after every merge, and a segmentation that tries the merges one after another: a round trip
+    alone is blind to both. Of equally frequent pairs any may be chosen. Where the subject does not offer `train`,
+    encoding alone is judged.
+    """
+    built = _built(case)
+    _, vocabulary = _pieces(case, built)
+    merges = [tuple(pair) for pair in case.ask("merges", built=built)]
+    plain = [joined for pair in merges if (joined := "".join(pair)).isascii() and joined.isalpha()]
+    parts = [case.choice("part", plain or ["ab"]) for _ in range(case.integer("parts", 1, 4))]
+    text = "".join(parts) + case.text("text", _ALGORITHM, 10)
+    expected = [vocabulary.get(p, -1) for word in _segments(case, built, text) for p in _applied(word, merges)]
+    _agree(case, text, _encode(case, built, text), expected, "the ids are not those of the merges in order")
+    if case.subject.train is not None:
+        drawn = torch.randint(len(_ALGORITHM), (case.integer("corpus", 4, 80),), generator=case.generator)
+        _judge_training(case, "".join(_ALGORITHM[i] for i in drawn.tolist()))
+    case.witness()
+
+
+def _applied(symbols: list[str], merges: Sequence[tuple[str, ...]]) -> list[str]:
+    """Apply every merge, the first learnt first, wherever it fits: the definition, without a priority queue."""
+    for pair in merges:
+        if len(symbols) > 1 and pair[0] in symbols:
+            symbols = _join(symbols, pair)
+    return symbols
+
+
+def _join(symbols: list[str], pair: tuple[str, ...]) -> list[str]:
+    joined: list[str] = []
+    at = 0
+    while at < len(symbols):
+        width = 2 if tuple(symbols[at : at + 2]) == pair else 1
+        joined.append("".join(symbols[at : at + width]))
+        at += width
+    return joined
+
+
+def _judge_training(case: Case, corpus: str) -> None:
+    size = 262
+    trained = case.ask("train", [corpus], size)
+    model = Built(trained, case.config(), torch.float32, is_fresh=False)
+    words = Counter(tuple(word) for word in _segments(case, model, corpus))
+    for number, pair in enumerate(case.ask("merges", built=model)):
+        counts: Counter[tuple[str, str]] = Counter()
+        for symbols, times in words.items():
+            for neighbours in itertools.pairwise(symbols):
+                counts[neighbours] += times
+        most = max(counts.values(), default=0)
+        case.require(
+            counts[tuple(pair)] == most,
+            f"merge {number + 1} of the training on {corpus!r} is not a most frequent pair"[:150],
+            got=f"{tuple(pair)}, which occurs {counts[tuple(pair)]} times",
+            expected=f"a pair that occurs {most} times, as {next(iter(counts.most_common(1)), ('none',))[0]}",
+        )
+        merged: Counter[tuple[str, ...]] = Counter()
+        for symbols, times in words.items():
+            merged[tuple(_join(list(symbols), tuple(pair)))] += times
+        words = merged
+
+
+@holds(
+    "tokenizer.wordpiece",
+    statement="Every word is cut greedily: the longest piece that fits, again and again, or it is unknown.",
+    formula="piece_1 = longest prefix in V; piece_k = longest '##' + prefix of the rest; else [UNK] for the word",
+    source="Wu et al. 2016, 4.1; Devlin et al. 2019.",
+    kinds=_KIND,
+    level="extended",
+    unless=(
+        needs_fact("algorithm", "wordpiece"),
+        needs_fact("unknown_id"),
+        needs_part("words"),
+        needs_part("vocabulary"),
+    ),
+)
+def the_longest_piece_is_taken(case: Case) -> None:
+    """Texts are put together of the subject's own pieces, so that long matches and dead ends both occur."""
+    built = _built(case)
+    _, vocabulary = _pieces(case, built)
+    plain = [piece for piece in sorted(vocabulary) if piece.isalpha()]
+    inner = [piece[2:] for piece in sorted(vocabulary) if piece.startswith("##") and piece[2:].isalpha()]
+    words = []
+    for number in range(case.integer("words", 1, 3)):
+        start = case.choice(f"start {number}", plain[:: max(1, len(plain) // 60)])
+        rest = [case.choice(f"rest {number}", ("", *inner[:: max(1, len(inner) // 60)])) for _ in range(2)]
+        words.append(start + "".join(rest))
+    text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!"))
+    unknown = int(case.subject.fact("unknown_id"))
+    expected: list[int] = []
+    for symbols in _segments(case, built, text):
+        expected += _greedy("".join(symbols), vocabulary, unknown)
+    _agree(case, text, _encode(case, built, text), expected, "the ids are not those of the longest pieces")
+    case.witness()
+
+
+def _greedy(word: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]:
+    ids: list[int] = []
+    start = 0
+    while start < len(word):
+        mark = "##" if start else ""
+        fits = [end for end in range(start + 1, len(word) + 1) if mark + word[start:end] in vocabulary]
+        if not fits:
+            return [unknown]
+        ids.append(vocabulary[mark + word[start : fits[-1]]])
+        start = fits[-1]
+    return ids
+
+
+@holds(
+    "tokenizer.unigram",
+    statement="No segmentation of a word is more probable than the one returned.",
+    formula="sum_i log p(piece_i) = max over all segmentations",
+    source="Kudo 2018, equation 4.",
+    kinds=_KIND,
+    level="extended",
+    unless=(needs_fact("algorithm", "unigram"), needs_part("words"), needs_part("vocabulary"), needs_part("scores")),
+)
+def the_most_probable_segmentation_is_returned(case: Case) -> None:
+    """By enumeration of all ways to cut short words; of equally probable ones any may be returned."""
+    built = _built(case)
+    names, _ = _pieces(case, built)
+    scores = dict(case.ask("scores", built=built))
+    known = sorted((piece for piece in scores if piece.isalpha()), key=lambda piece: (len(piece), piece))
+    text = "".join(case.choice("part", known) for _ in range(case.integer("parts", 1, 4)))[:LONGEST]
+    ids = _encode(case, built, text)
+    got = sum(scores.get(names.get(i, ""), -math.inf) for i in ids)
+    symbols = [s for word in _segments(case, built, text) for s in word]
+    best = max((sum(scores[p] for p in way) for way in _ways("".join(symbols), scores)), default=-math.inf)
+    case.require(
+        got >= best - 1e-5 * max(1.0, abs(best)),
+        f"a more probable segmentation of {text!r} exists",
+        got=f"{[names.get(i, '?') for i in ids]}, log probability {got:.6g}"[:150],
+        expected=f"{best:.6g}",
+    )
+    case.witness()
+
+
+def _ways(word: str, scores: Mapping[str, float]) -> Iterator[list[str]]:
+    """Go through all segmentations of a word into known pieces."""
+    if not word:
+        yield []
+    for end in range(1, len(word) + 1):
+        if word[:end] in scores:
+            for rest in _ways(word[end:], scores):
+                yield [word[:end], *rest]

@@ -1,0 +1,227 @@
+"""Faults of losses, masking, schedules and parameter groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mutants import fault
+from veriformer.properties.adapters.reference_objectives import SHIPPED, accumulate, build_decoder, mask, plain
+from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.reference import schedules
+from veriformer.reference.objectives import cross_entropy, shifted
+
+
+def loss(forward: Any, accumulated: Any = None, **declares: Any) -> Subject:
+    return Subject(kind="loss", forward=forward, accumulate=accumulated, declares=declares)
+
+
+@fault(
+    "LS01",
+    "Labels shifted twice",
+    citation="documented bug LS01",
+    killed_by=("loss.shift", "loss.definition"),
+    cause="moved",
+)
+def twice() -> Subject:
+    return loss(lambda m, x, y: cross_entropy(x[:, :-1], shifted(y)[:, 1:]), shifts_labels=True)
+
+
+@fault("LS-unshifted", "Labels are never shifted", killed_by=("loss.shift", "loss.definition"), cause="moved by 0")
+def never() -> Subject:
+    return loss(lambda m, x, y: cross_entropy(x, y), shifts_labels=True)
+
+
+@fault("LS03", "Smoothing counts ignored targets", citation="documented bug LS03", killed_by=("loss.label-smoothing",))
+def smooth_ignored() -> Subject:
+    def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        log_p = x.log_softmax(-1)
+        hard = F.nll_loss(log_p.flatten(0, 1), y.flatten())
+        return 0.9 * hard - 0.1 * log_p.mean()
+
+    return loss(forward, label_smoothing=0.1, empty_loss="nan")
+
+
+@fault(
+    "LS04",
+    "The ignored label is -1 here and -100 there",
+    citation="documented bug LS04",
+    killed_by=("loss.definition",),
+)
+def other_label() -> Subject:
+    def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        counted = (y != -1).double()
+        per = F.cross_entropy(x.flatten(0, 1), y.clamp(min=0).flatten(), reduction="none").view_as(y)
+        return (per * counted).sum() / counted.sum()
+
+    return loss(forward)
+
+
+@fault(
+    "LS06",
+    "The smoothed loss is divided by all rows, padding among them",
+    citation="documented bug LS06",
+    killed_by=("loss.definition", "loss.label-smoothing"),
+    cause="divided by all positions",
+)
+def all_rows() -> Subject:
+    return loss(lambda m, x, y: cross_entropy(x, y, label_smoothing=0.1, num_items=y.numel()), label_smoothing=0.1)
+
+
+@fault("LS07", "A batch of padding divides by zero", citation="documented bug LS07", killed_by=("loss.range",))
+def of_nothing() -> Subject:
+    return loss(lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten()))
+
+
+@fault(
+    "LS12",
+    "The accumulated loss is a mean of means",
+    citation="documented bug LS12",
+    killed_by=("loss.accumulation",),
+)
+def mean_of_means() -> Subject:
+    return loss(plain, lambda m, pairs: torch.stack([plain(m, x, y) for x, y in pairs]).mean())
+
+
+@fault("LS12b", "The accumulated loss is not divided", citation="documented bug LS12", killed_by=("loss.accumulation",))
+def not_divided() -> Subject:
+    return loss(plain, lambda m, pairs: torch.stack([accumulate(m, [pair]) for pair in pairs]).sum())
+
+
+@fault(
+    "LS13",
+    "Softmax before the cross-entropy",
+    citation="documented bug LS13",
+    killed_by=("loss.definition",),
+    cause="probabilities",
+)
+def softmax_first() -> Subject:
+    return loss(lambda m, x, y: cross_entropy(x.softmax(-1), y))
+
+
+@fault("LS-log", "log(softmax(x)) overflows", killed_by=("loss.range",))
+def unstable() -> Subject:
+    return loss(lambda m, x, y: cross_entropy(x.exp().div(x.exp().sum(-1, keepdim=True)).log(), y))
+
+
+def masking(forward: Any) -> Subject:
+    return Subject(
+        kind="masking", forward=forward, config=DrawnConfig(vocab_size=100),
+        declares={"mask_id": 4, "special_ids": (0, 1, 2, 3)},
+    )  # fmt: skip
+
+
+@fault("LS09", "The split is not 80/10/10", citation="documented bug LS09", killed_by=("masking.mlm",))
+def wrong_split() -> Subject:
+    def forward(model: Any, tokens: Tensor, seed: int) -> Any:
+        inputs, labels = mask(model, tokens, seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        chosen = labels != -100
+        inputs = torch.where(chosen & (torch.rand(tokens.shape, generator=generator) < 0.8), 4, labels)
+        inputs = torch.where(chosen, inputs, tokens)
+        words = torch.randint(100, tokens.shape, generator=generator)
+        return torch.where(chosen & (torch.rand(tokens.shape, generator=generator) < 0.1), words, inputs), labels
+
+    return masking(forward)
+
+
+@fault("LS10", "Positions are drawn with replacement", citation="documented bug LS10", killed_by=("masking.mlm",))
+def with_replacement() -> Subject:
+    def forward(model: Any, tokens: Tensor, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        ordinary = (tokens > 4).flatten().nonzero().flatten()
+        drawn = torch.randint(len(ordinary), (int(0.15 * len(ordinary)),), generator=generator)
+        chosen = torch.zeros(tokens.numel(), dtype=torch.bool)
+        chosen[ordinary[drawn]] = True
+        chosen = chosen.view_as(tokens)
+        fate = torch.rand(tokens.shape, generator=generator)
+        inputs = torch.where(chosen & (fate < 0.8), 4, tokens)
+        words = torch.randint(100, tokens.shape, generator=generator)
+        return torch.where(chosen & (fate >= 0.9), words, inputs), torch.where(chosen, tokens, -100)
+
+    return masking(forward)
+
+
+@fault("LS15", "Special tokens are hidden too", citation="documented bug LS15", killed_by=("masking.mlm",))
+def specials_hidden() -> Subject:
+    from veriformer.reference.objectives import mask_tokens
+
+    def forward(model: Any, tokens: Tensor, seed: int) -> Any:
+        return mask_tokens(tokens, torch.Generator().manual_seed(seed), mask_id=4, vocab_size=100)
+
+    return masking(forward)
+
+
+def schedule(forward: Any, like: str) -> Subject:
+    shipped = SHIPPED[like]
+    return Subject(kind="schedule", forward=forward, config=shipped.config, declares=shipped.declares)
+
+
+@fault("OP01", "The first rate is 0", citation="documented bug OP01", killed_by=("schedule.warmup",), cause="wasted")
+def nothing_at_first() -> Subject:
+    def forward(model: Any, step: int) -> float:
+        return 512**-0.5 * min(step**-0.5, step * 4000**-1.5) if step else 0.0
+
+    return schedule(forward, "noam")
+
+
+@fault("OP02", "A rate of infinity at step 0", citation="documented bug OP02", killed_by=("schedule.warmup",))
+def infinite() -> Subject:
+    def forward(model: Any, step: int) -> float:
+        return 512**-0.5 * (step**-0.5 if step else math.inf) if step < 1 else schedules.noam(
+            step, d_model=512, warmup_steps=4000
+        )  # fmt: skip
+
+    return schedule(forward, "noam")
+
+
+@fault("OP-exponent", "The warm-up rises with w^-0.5", killed_by=("schedule.warmup",))
+def wrong_exponent() -> Subject:
+    def forward(model: Any, step: int) -> float:
+        return 512**-0.5 * min(max(step, 1) ** -0.5, max(step, 1) * 4000**-0.5)
+
+    return schedule(forward, "noam")
+
+
+@fault("OP-again", "The cosine rises again past the end", killed_by=("schedule.cosine",))
+def rises_again() -> Subject:
+    def forward(model: Any, step: int) -> float:
+        u = (step - 100) / 900
+        return 1e-3 * (step + 1) / 101 if step < 100 else 1e-4 + 9e-4 * (1 + math.cos(math.pi * u)) / 2
+
+    return schedule(forward, "cosine")
+
+
+@fault("OP-negative", "The line goes on below zero", killed_by=("schedule.linear",))
+def below_zero() -> Subject:
+    def forward(model: Any, step: int) -> float:
+        return 1e-3 * (step + 1) / 101 if step < 100 else 1e-3 * (1000 - step) / 900
+
+    return schedule(forward, "linear")
+
+
+@fault(
+    "OP04",
+    "Norms decay since their names do not match",
+    citation="documented bug OP04",
+    killed_by=("schedule.decay-groups",),
+)
+def norms_decay() -> Subject:
+    def forward(model: nn.Module) -> Any:
+        plain_names = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm.weight" in n]
+        rest = [p for n, p in model.named_parameters() if not ("bias" in n or "LayerNorm.weight" in n)]
+        return [{"params": rest, "weight_decay": 0.1}, {"params": plain_names, "weight_decay": 0.0}]
+
+    return Subject(kind="parameter_groups", build=build_decoder, forward=forward)
+
+
+@fault("OP-lost", "A parameter stands in no group", killed_by=("schedule.decay-groups",))
+def lost() -> Subject:
+    def forward(model: nn.Module) -> Any:
+        return [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1}]
+
+    return Subject(kind="parameter_groups", build=build_decoder, forward=forward)

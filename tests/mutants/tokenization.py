@@ -1,0 +1,132 @@
+"""Faults of tokenizers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+from mutants import fault
+from veriformer.properties.adapters.reference_tokenizers import SHIPPED, SPECIAL, encode
+from veriformer.properties.subject import Subject
+from veriformer.reference.tokenization import BytePairEncoding, letters, merge, split_words
+
+
+def byte_pairs(**changes: Any) -> Subject:
+    return replace(SHIPPED["byte-pairs"], **changes)
+
+
+@fault(
+    "TK01",
+    "Unknown characters are dropped",
+    citation="documented bug TK01",
+    killed_by=("tokenizer.round-trip", "tokenizer.no-unknown"),
+)
+def dropped() -> Subject:
+    return byte_pairs(forward=lambda m, text: encode(m, "".join(c for c in text if ord(c) < 0x10000)))
+
+
+@fault(
+    "TK04",
+    "Bytes are decoded as their names",
+    citation="documented bug TK04",
+    killed_by=("tokenizer.round-trip",),
+    cause="missing",
+)
+def named_bytes() -> Subject:
+    def decode(model: Any, ids: list[int]) -> str:
+        return "".join(model.decode([i]) if "\ufffd" not in model.decode([i]) else f"<0x{i:02X}>" for i in ids)
+
+    return byte_pairs(decode=decode)
+
+
+@fault("TK-normalised", "The text is normalised first", killed_by=("tokenizer.round-trip",))
+def normalised() -> Subject:
+    import unicodedata
+
+    return byte_pairs(forward=lambda m, text: encode(m, unicodedata.normalize("NFC", text).strip()))
+
+
+@fault("TK-dropout", "BPE dropout is left on", killed_by=("tokenizer.deterministic",))
+def sampled() -> Subject:
+    choose = random.Random(0)
+
+    def forward(model: Any, text: str) -> list[int]:
+        if choose.random() < 0.3:
+            return [model.vocabulary[letter] for word in split_words(text) for letter in letters(word)]
+        return encode(model, text)
+
+    return byte_pairs(forward=forward)
+
+
+@fault(
+    "TK05",
+    "Merges are applied left to right, not by rank",
+    citation="documented bug TK05",
+    killed_by=("tokenizer.bpe-merges",),
+)
+def left_to_right() -> Subject:
+    def forward(model: BytePairEncoding, text: str) -> list[int]:
+        ids = []
+        for word in split_words(text):
+            stack: list[str] = []
+            for letter in letters(word):
+                stack.append(letter)
+                while len(stack) > 1 and (stack[-2], stack[-1]) in set(model.merges):
+                    stack[-2:] = ["".join(stack[-2:])]
+            ids += [model.vocabulary[piece] for piece in stack]
+        return ids
+
+    return byte_pairs(forward=forward, declares={"algorithm": "bpe"}, train=None)
+
+
+@fault("TK-rare", "Training merges a rare pair", killed_by=("tokenizer.bpe-merges",))
+def rare() -> Subject:
+    def train(texts: list[str], vocab_size: int) -> BytePairEncoding:
+        words = [letters(word) for text in texts for word in split_words(text)]
+        merges = []
+        while len(merges) < vocab_size - 256:
+            pairs = [pair for word in words for pair in itertools.pairwise(word)]
+            if not pairs:
+                break
+            merges.append(pairs[0])  # the first, not the most frequent
+            words = [merge(word, pairs[0], "".join(pairs[0])) for word in words]
+        return BytePairEncoding(merges)
+
+    return byte_pairs(train=train)
+
+
+@fault("TK-special", "Special tokens are cut into pieces", killed_by=("tokenizer.specials",))
+def cut() -> Subject:
+    return byte_pairs(
+        forward=lambda m, text: [
+            i for half in text.partition(SPECIAL[:4]) if half for i in encode(m, half)
+        ]
+    )  # fmt: skip
+
+
+@fault("TK-shortest", "The shortest piece is taken", killed_by=("tokenizer.wordpiece",))
+def shortest() -> Subject:
+    def forward(model: Any, text: str) -> list[int]:
+        ids = []
+        for word in SHIPPED["wordpiece"].words(model, text):  # type: ignore[misc]
+            marks = ["##" if i else "" for i in range(len(word))]
+            found = [model.vocabulary.get(mark + letter) for mark, letter in zip(marks, word, strict=True)]
+            ids += [0] if None in found else found
+        return ids
+
+    return replace(SHIPPED["wordpiece"], forward=forward)
+
+
+@fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",))
+def greedy() -> Subject:
+    def forward(model: Any, text: str) -> list[int]:
+        rest, ids = (model.SPACE + text.replace(" ", model.SPACE)) if text else "", []
+        while rest:
+            end = next((e for e in range(len(rest), 0, -1) if rest[:e] in model.vocabulary), 1)
+            ids.append(model.vocabulary.get(rest[:end], model.unknown))
+            rest = rest[end:]
+        return ids
+
+    return replace(SHIPPED["unigram"], forward=forward)
