@@ -50,3 +50,34 @@ def dropouts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
         rate = getattr(part, "p", None)
         if isinstance(part, nn.modules.dropout._DropoutNd) and rate is not None:
             yield name, part, float(rate)
+
+
+def drop_paths(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    """Yield the modules of stochastic depth, told by their names, with their rates."""
+    for name, part in module.named_modules():
+        label = type(part).__name__.lower()
+        if any(word in label for word in ("droppath", "drop_path", "stochasticdepth")) and not list(part.children()):
+            rates = (getattr(part, attribute, None) for attribute in ("drop_prob", "p", "drop_path", "rate"))
+            rate = next((float(r) for r in rates if isinstance(r, int | float) and not isinstance(r, bool)), None)
+            if rate is not None:
+                yield name, part, rate
+
+
+def writers(module: nn.Module, config: DrawnConfig) -> dict[str, nn.Parameter]:
+    """Return the matrices of the layers that write into the residual stream, by name.
+
+    Told by shape and place: of each sublayer the last `[D, *]` matrix; of linear maps that stand in the layer itself
+    those from another width, and the last of those from D to D (query, key and value stand before it).
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    found: list[nn.Parameter] = []
+    for layer in (layer for layers in layer_lists(module, config) for layer in layers):
+        square: list[nn.Parameter] = []
+        for child in layer.children():
+            matrices = [p for p in child.parameters() if p.ndim == 2]
+            if not matrices or matrices[-1].shape[0] != config.d_model:
+                continue
+            is_square = isinstance(child, nn.Linear) and matrices[-1].shape[1] == config.d_model
+            (square if is_square else found).append(matrices[-1])
+        found += square[-1:]
+    return {names[id(p)]: p for p in found if id(p) in names}

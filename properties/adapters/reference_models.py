@@ -56,7 +56,7 @@ def facts_of(config: Config) -> dict[str, Any]:
         "positions": config.positions, "norm": config.norm, "norm_placement": config.norm_placement,
         "residual": config.residual, "activation": config.activation, "bias": config.bias,
         "embedding_scale": config.embedding_scale, "padding_side": "both", "empty_row": "zeros",
-        "final_norm": config.norm_placement == "pre", "tied": config.tied,
+        "final_norm": config.norm_placement == "pre", "tied": config.tied, "init": config.init,
     }  # fmt: skip
     if config.architecture in ("encoder", "decoder", "encoder_decoder"):
         facts["causal"] = config.architecture != "encoder"
@@ -91,6 +91,8 @@ SHIPPED = {
     },
     "decoder-tied": _subject("decoder (tied, SwiGLU, RMSNorm, no bias)", architecture="decoder", positions="rotary",
                              tied=True, activation="swiglu", norm="rms", bias=False),
+    "decoder-gpt2": _subject("decoder (as GPT-2)", architecture="decoder", positions="learned", tied=True,
+                             activation="gelu", init="gpt2", embedding_scale=False),
     "encoder": _subject("encoder (post-LN)", architecture="encoder", norm_placement="post"),
     "encoder-none": _subject("encoder (no positions)", architecture="encoder", positions="none"),
     "encoder-alibi": _subject("encoder (ALiBi)", architecture="encoder", positions="alibi"),
