@@ -17,8 +17,8 @@ from veriformer.properties.violations import SubjectTimeoutError, Violation
 from veriformer.properties.workbench import Workbench
 
 _PARTS = (
-    "forward", "weights", "embed", "cache", "projections", "accumulate", "decode", "train", "words", "vocabulary",
-    "merges", "scores",
+    "forward", "weights", "embed", "cache", "generate", "projections", "accumulate", "decode", "train", "words",
+    "vocabulary", "merges", "scores",
 )  # fmt: skip
 
 

@@ -115,7 +115,9 @@ class Subject:
             "additive" (attention kind: a float mask). Found from the signature of `forward` if None.
         embed: `embed(model, embeddings [B,T,D], attention_mask=None)`: the forward from embeddings on.
         weights: as `forward`, but returns attention weights `[B, H, T, S]`.
-        cache: `cache(model, chunks, attention_mask=None)`: outputs `[B, T, *]` computed chunk by chunk.
+        cache: `cache(model, chunks, attention_mask=None, reorder=None)`: outputs `[B, T, *]` computed chunk by chunk;
+            after the first chunk sample b goes on as sample `reorder[b]` (beam search), where that is taken.
+        generate: `generate(model, tokens, steps, use_cache)`: tokens `[B, T + steps]`, greedily chosen.
         projections: `projections(model)`: writable views `q, k, v, o` `[out, in]` (and `q_bias` ... where present).
         backends: name to a factory of context managers; each selects one implementation while it is open.
         accumulate: `accumulate(model, pairs)`: one loss of several (logits, labels), as gradient accumulation has it.
@@ -141,6 +143,7 @@ class Subject:
     embed: Callable[..., Any] | None = None
     weights: Callable[..., Any] | None = None
     cache: Callable[..., Any] | None = None
+    generate: Callable[..., Any] | None = None
     projections: Callable[[Any], Mapping[str, Any]] | None = None
     backends: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
     accumulate: Callable[..., Any] | None = None

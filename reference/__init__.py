@@ -29,6 +29,7 @@ _HOMES = {
     "EncoderDecoder": "model",
     "Classifier": "model",
     "build": "model",
+    "greedy": "generation",
     "count_parameters": "counting",
     "count_flops": "counting",
     "cross_entropy": "objectives",

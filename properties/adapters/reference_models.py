@@ -10,6 +10,7 @@ from torch import nn
 
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference.config import Config
+from veriformer.reference.generation import greedy
 from veriformer.reference.model import Classifier, Decoder, Encoder, EncoderDecoder
 from veriformer.reference.model import build as build_reference
 
@@ -40,14 +41,21 @@ def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
     return model(None, attention_mask, embeddings=embeddings)
 
 
-def cached(model: Any, chunks: Any, attention_mask: Any = None) -> Any:
+def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
     """Return the logits `[B, T, V]` of chunks of tokens, one after another, through the cache."""
     cache, start, outputs = model.new_cache(), 0, []
-    for chunk in chunks:
+    for number, chunk in enumerate(chunks):
+        if number == 1 and reorder is not None:
+            cache.reorder(reorder)
         mask = None if attention_mask is None else attention_mask[:, start : start + chunk.shape[1]]
         outputs.append(model(chunk, mask, cache=cache))
         start += chunk.shape[1]
     return torch.cat(outputs, dim=1)
+
+
+def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
+    """Return tokens `[B, T + steps]`, greedily chosen."""
+    return greedy(model, tokens, steps, use_cache=use_cache)
 
 
 def facts_of(config: Config) -> dict[str, Any]:
@@ -80,6 +88,7 @@ def _subject(label: str, **choices: Any) -> Subject:
         forward=forward_pair if pair else forward,
         embed=None if pair else embed,
         cache=cached if config.architecture == "decoder" else None,
+        generate=generate if config.architecture == "decoder" else None,
         declares=facts_of(config),
     )
 
@@ -125,5 +134,6 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
     return Subject(
         kind=config.architecture, name=f"reference {config.architecture}", module=thing, config=sizes,
         forward=forward_pair if pair else forward, embed=None if pair else embed,
-        cache=cached if config.architecture == "decoder" else None, declares=facts_of(config),
+        cache=cached if config.architecture == "decoder" else None,
+        generate=generate if config.architecture == "decoder" else None, declares=facts_of(config),
     )  # fmt: skip

@@ -189,7 +189,7 @@ SHIPPED = {
         name="reference attention",
         forward=attend,
         mask_forms=("pairwise", "additive"),
-        declares={"grouped_queries": True, "empty_row": "zeros"},
+        declares={"grouped_queries": True, "empty_row": "zeros", "memory": "quadratic"},
     ),
     "multi-head": _multi_head("multi-head attention"),
     "grouped-heads": _multi_head("grouped-query attention", grouped=True),

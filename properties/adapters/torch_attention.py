@@ -114,7 +114,12 @@ SDPA = Subject(
         for name, kernel in (_KERNELS | (_CUDA_KERNELS if torch.cuda.is_available() else {})).items()
     },
     # documented: is_causal aligns to the top left; rows without a visible key give zeros
-    declares={"grouped_queries": True, "causal_alignment": "top-left", "empty_row": "zeros"},
+    declares={
+        "grouped_queries": True,
+        "causal_alignment": "top-left",
+        "empty_row": "zeros",
+        "memory": "linear",
+    },
 )
 
 SHIPPED = {

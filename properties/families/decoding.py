@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from veriformer.properties.case import Case
-from veriformer.properties.compare import worst_difference
+from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import needs_mask, needs_part
 from veriformer.properties.property import holds
+from veriformer.properties.subject import Subject
 from veriformer.properties.violations import SubjectError
 
 _KIND = ("decoder",)
 
 
-def _with_cache(case: Case, built: Built, chunks: list[Tensor], mask: Tensor | None = None) -> Tensor:
-    given = {} if mask is None else {"attention_mask": mask}
+def _with_cache(
+    case: Case, built: Built, chunks: list[Tensor], mask: Tensor | None = None, reorder: Tensor | None = None
+) -> Tensor:
+    offered = {"attention_mask": mask, "reorder": reorder}
+    given = {name: value for name, value in offered.items() if value is not None}
     with torch.no_grad():  # as in generation: a cache that a model keeps holds no graph
         output = case.bench.call(case.subject.cache, built.module, chunks, **given)
     if not isinstance(output, Tensor):
@@ -112,4 +119,134 @@ def left_padding_goes_through_the_cache(case: Case) -> None:
     case.close(
         got[mask], expected[mask], "with left padding the cache gives another output than the whole batch at once"
     )
+    case.witness()
+
+
+def _reorders(subject: Subject) -> str | None:
+    """Apply only where the cache can be reordered."""
+    if subject.cache is None:
+        return "the subject offers no cache"
+    names = inspect.signature(subject.cache).parameters
+    return None if "reorder" in names else "its cache takes no `reorder`"
+
+
+@holds(
+    "decoding.beam-reorder",
+    statement="After the samples of a cache are reordered each goes on as the sample that it was taken from.",
+    formula="f_cache(a; cache[i]; b)_n = f(a_i(n), b_n)",
+    source="Beam search keeps the best continuations, several of one sample perhaps; documented bugs KV05, KV07, KV10.",
+    kinds=_KIND,
+    level="extended",
+    unless=_reorders,
+    requires=("decoding.cache",),
+    catches=("KV05", "KV07", "KV10"),
+)
+def a_reordered_cache_goes_on(case: Case) -> None:
+    """One sample is taken twice and one dropped; with left padding the mask must go along with the keys."""
+    built = case.built()
+    first, second = case.integer("past", 2, 4), case.integer("new", 1, 3)
+    x, new = case.tokens(3, first), case.tokens(3, second)
+    order = torch.tensor(case.choice("order", ([1, 1, 0], [2, 0, 1], [0, 0, 0])), device=x.device)
+    mask = whole = None
+    padded = case.subject.takes_mask("padding") and case.subject.fact("padding_side") in ("left", "both")
+    if padded and case.flag("padded"):
+        mask = torch.ones(3, first + second, dtype=torch.bool, device=x.device)
+        mask[0, : first - 1] = False
+        whole = torch.cat([mask[order, :first], mask[:, first:]], dim=1)
+    expected = case.call(built, torch.cat([x[order], new], dim=1), attention_mask=whole)[:, first:]
+    got = _with_cache(case, built, [x, new], mask, order)[:, first:]
+    case.close(
+        got, expected, "after a reordering the cache goes on with the wrong past",
+        cause=lambda: _order_cause(case, built, x, new, got, expected, whole),
+    )  # fmt: skip
+    case.witness()
+
+
+def _order_cause(
+    case: Case, built: Built, x: Tensor, new: Tensor, got: Tensor, expected: Tensor, whole: Tensor | None
+) -> str | None:
+    """Try the past in its old order."""
+    old = case.call(built, torch.cat([x, new], dim=1), attention_mask=whole)[:, x.shape[1] :]
+    unmoved = worst_difference(got, old, size_of(old)).error <= case.tolerance()
+    return "the past was not reordered" if unmoved and not torch.equal(old, expected) else None
+
+
+@holds(
+    "decoding.generate",
+    statement="Greedy generation with the cache chooses the tokens that generation without it chooses.",
+    formula="generate(x, cache) = generate(x, no cache) = repeated argmax f(x)",
+    source="The cache is an optimisation; near-ties are left out.",
+    kinds=_KIND,
+    level="extended",
+    unless=needs_part("generate"),
+    examples_factor=0.5,
+    catches=("KV02", "KV11"),
+)
+def generation_does_not_depend_on_the_cache(case: Case) -> None:
+    """Judged step by step against the argmax of the whole model; a step whose two best logits lie within rounding ends
+    the comparison of that sample, since either may be chosen.
+    """
+    built = case.built()
+    tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 5)
+    for use_cache in (False, True):
+        got = case.ask("generate", tokens, steps, use_cache, built=built)
+        if not isinstance(got, Tensor) or got.shape != (2, tokens.shape[1] + steps):
+            raise SubjectError("generate did not return tokens [B, T + steps]")
+        for sample in range(2):
+            _judge_greedy(case, built, got[sample], tokens[sample], use_cache)
+    case.witness()
+
+
+def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, use_cache: bool) -> None:
+    length = len(prompt)
+    case.require(torch.equal(got[:length], prompt), "generation changes its prompt", got=str(got.tolist()))
+    with torch.no_grad():
+        logits = case.call(built, got[None])[0].detach().double()
+    for step in range(length, len(got)):
+        row = logits[step - 1]
+        best = row.topk(2).values
+        if float(best[0] - best[1]) <= 2 * case.tolerance() * size_of(logits):
+            return
+        case.require(
+            int(row.argmax()) == int(got[step]),
+            f"with{'' if use_cache else 'out'} the cache, step {step - length + 1} does not choose the best token",
+            got=f"token {int(got[step])} of logit {float(row[int(got[step])]):.4g}",
+            expected=f"token {int(row.argmax())} of logit {float(best[0]):.4g}",
+        )
+
+
+@holds(
+    "decoding.probability",
+    statement="The probabilities of all continuations of a token sum to one.",
+    formula="sum over all x_1..x_n of prod_t p(x_t | x_0..x_t-1) = 1",
+    source="The chain rule; a model that sees ahead breaks it.",
+    kinds=_KIND,
+    level="extended",
+    requires=("causality.no-future-influence",),
+    examples_factor=0.25,
+    catches=("CM01",),
+)
+def all_continuations_sum_to_one(case: Case) -> None:
+    """Over all V^n continuations, n = 2 for the drawn vocabularies and 4 where V = 3 can be built: the factors are
+    conditional probabilities only if each sees its past alone. The model takes no part in the normalisation.
+    """
+    subject, config = case.subject, case.config()
+    if subject.build is not None and 3 in subject.domain.get("vocab_size", (3,)):
+        config = replace(config, vocab_size=3)
+    built = case.bench.pool.fresh(config, case.dtype())
+    vocabulary = config.vocab_size
+    steps = next((n for n in (4, 3, 2) if vocabulary**n <= 600), 0)
+    if not steps:
+        case.does_not_apply(f"a vocabulary of {vocabulary} has too many continuations to sum over")
+    words = torch.cartesian_prod(*[torch.arange(vocabulary)] * steps).to(case.bench.device)
+    first = torch.full((len(words), 1), case.integer("first", 0, vocabulary - 1), device=words.device)
+    with torch.no_grad():
+        logits = case.call(built, torch.cat([first, words], dim=1))
+    if logits.shape[-1] != vocabulary:
+        case.does_not_apply("its outputs are no logits over the vocabulary")
+    log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, words[..., None]).sum(dim=(1, 2))
+    total = log_p.exp().sum()
+    bound = 4 * steps * case.bench.tolerance(case.built(dtype=built.dtype)) * max(1.0, size_of(logits))
+    case.close(total, torch.ones_like(total), "the probabilities of all continuations do not sum to one", bound=bound,
+               constants_allowed=True)  # fmt: skip
     case.witness()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_module
 from veriformer.properties.property import holds
 from veriformer.properties.subject import KINDS
 
@@ -117,3 +120,134 @@ def _moved(
         for leaf, direction in zip(leaves, directions, strict=True):
             leaf.sub_(direction, alpha=step)
     return value
+
+
+@holds(
+    "gradients.double-backward",
+    statement="The gradient of the gradient is its derivative, where a second backward is supported.",
+    formula="d/dh <grad f(x + h v), w> = <H v, w>, in float64",
+    source="Definition of the Hessian; needed by gradient penalties and second-order optimisers.",
+    kinds=_KINDS,
+    level="extended",
+    requires=("gradients.gradcheck",),
+    examples_factor=0.25,
+)
+def the_second_gradient_is_a_derivative(case: Case) -> None:
+    """As for the first gradient, one order up. Fused kernels often refuse a second backward: an error is right, a wrong
+    number is not. Piecewise linear subjects have a Hessian of zero, and the difference of gradients is zero as well.
+    """
+    if torch.float64 not in case.bench.dtypes():
+        case.does_not_apply("it does not compute in float64, where a difference quotient means something")
+    built = case.bench.pool.fresh(case.config(), torch.float64)
+    inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
+    tensors = [x.to(case.bench.device).clone() for x in inputs.tensors]
+    leaves = _leaves(case, built, tensors)
+    weight: list[Tensor] = []
+
+    def gradients(again: bool) -> list[Tensor]:
+        output = case.call(built, *tensors, *inputs.extras)
+        if not output.requires_grad:
+            case.does_not_apply("its output has no gradient")
+        if not weight:
+            weight.append(case.normal(*output.shape, dtype=torch.float64))
+        total = (output.square() * weight[0]).sum()  # the square: a linear subject has a second gradient too
+        found = torch.autograd.grad(total, leaves, create_graph=again, allow_unused=True)
+        return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+    first = gradients(again=True)
+    left, right = ([case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves] for _ in range(2))
+    projected = sum((g * w).sum() for g, w in zip(first, left, strict=True))
+    if not isinstance(projected, Tensor) or not projected.requires_grad:
+        case.does_not_apply("its gradient has no gradient")
+    try:
+        second = torch.autograd.grad(projected, leaves, allow_unused=True)
+    except RuntimeError as problem:
+        case.does_not_apply(f"it supports no second backward: {str(problem).splitlines()[0][:120]}")
+    claimed = sum(float((h * v).sum()) for h, v in zip(second, right, strict=True) if h is not None)
+    step, best = 1e-6, (torch.inf, 0.0)
+    for scale in (1.0, 0.1):
+        ends = []
+        for sign in (1.0, -1.0):
+            _move(leaves, right, sign * step * scale)
+            ends.append(sum(float((g * w).sum()) for g, w in zip(gradients(again=False), left, strict=True)))
+            _move(leaves, right, -sign * step * scale)
+        quotient = (ends[0] - ends[1]) / (2 * step * scale)
+        size = sum(float(g.detach().norm() * w.norm()) for g, w in zip(first, left, strict=True)) + abs(quotient)
+        best = min(best, (abs(claimed - quotient) / size, quotient))
+    case.require(
+        best[0] < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
+        expected=f"{best[1]:.8g}", error=best[0], tolerance=1e-4,
+    )  # fmt: skip
+    case.witness()
+
+
+def _move(leaves: list[Tensor], directions: list[Tensor], step: float) -> None:
+    with torch.no_grad():
+        for leaf, direction in zip(leaves, directions, strict=True):
+            leaf.add_(direction, alpha=step)
+
+
+@holds(
+    "gradients.checkpointing",
+    statement="Computing the forward again in the backward gives the same gradients, dropout included.",
+    formula="grad checkpoint(f)(x) = grad f(x), in train mode with the same random state",
+    source="Chen et al. 2016; torch.utils.checkpoint; documented bug EX01.",
+    kinds=_KINDS,
+    level="extended",
+    unless=needs_module,
+    examples_factor=0.25,
+    catches=("EX01",),
+)
+def recomputation_changes_nothing(case: Case) -> None:
+    """In train mode, with dropout where the sizes have some: a subject that draws its masks from a generator of its own
+    gets others the second time. Where the model has checkpointing of its own, that is tried too.
+    """
+    built = case.bench.pool.fresh(case.config(), case.dtype())
+    if not isinstance(built.module, nn.Module):
+        case.does_not_apply("it is no torch module")
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    leaves = _leaves(case, built, tensors)
+
+    def run() -> Tensor:
+        return case.call(built, *tensors, *inputs.extras)
+
+    def gradients(call: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+        devices = [case.bench.device] if case.bench.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(7)
+            built.module.train()
+            try:
+                output = call()
+                if not output.requires_grad:
+                    case.does_not_apply("its output has no gradient")
+                torch.manual_seed(8)  # what the backward finds
+                found = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
+            finally:
+                built.module.eval()
+        return output.detach(), list(found)
+
+    expected, wanted = gradients(run)
+    try:
+        with set_checkpoint_early_stop(False):  # it stops by an exception, which would look like the subject's own
+            again = gradients(lambda: checkpoint(run, use_reentrant=False))
+    except CheckpointError as problem:
+        case.require(False, "the forward takes another way when it is computed again", got=str(problem)[:150])
+        return
+    _same_gradients(case, "recomputed", again, expected, wanted)
+    switch = getattr(built.module, "gradient_checkpointing_enable", None)
+    if callable(switch):
+        switch()
+        _same_gradients(case, "with gradient_checkpointing_enable()", gradients(run), expected, wanted)
+    case.witness()
+
+
+def _same_gradients(
+    case: Case, way: str, got: tuple[Tensor, list[Tensor | None]], expected: Tensor, wanted: list[Tensor | None]
+) -> None:
+    case.close(got[0], expected, f"{way}, the output in train mode is another one", constants_allowed=True)
+    for found, right in zip(got[1], wanted, strict=True):
+        if (found is None) != (right is None):
+            case.require(False, f"{way}, a gradient is missing", got="none" if found is None else "one too many")
+        if found is not None and right is not None:
+            case.close(found, right, f"{way}, a gradient is another one", constants_allowed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,3 +108,85 @@ def mask_forgotten() -> Subject:
         return cached(model, chunks)
 
     return decoder(run)
+
+
+def reordering(cls: type[LayerCache], keep_mask: bool = False) -> Any:
+    def run(model: nn.Module, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Tensor:
+        cache, start, outputs = model.new_cache(), 0, []
+        for layer in cache.layers:
+            layer.__class__ = cls
+        for number, chunk in enumerate(chunks):
+            if number == 1 and reorder is not None:
+                mask = cache.mask
+                cache.reorder(reorder)
+                cache.mask = mask if keep_mask else cache.mask
+            given = None if attention_mask is None else attention_mask[:, start : start + chunk.shape[1]]
+            outputs.append(model(chunk, given, cache=cache))
+            start += chunk.shape[1]
+        return torch.cat(outputs, dim=1)
+
+    return run
+
+
+@fault(
+    "KV05-beam",
+    "The cache is not reordered since it has another name",
+    citation="documented bug KV05",
+    killed_by=("decoding.beam-reorder",),
+    cause="not reordered",
+)
+def not_reordered() -> Subject:
+    class Skipped(LayerCache):
+        def reorder(self, samples: Tensor) -> None:
+            pass
+
+    return decoder(reordering(Skipped))
+
+
+@fault(
+    "KV07-beam",
+    "Heads are reordered, not samples",
+    citation="documented bug KV07",
+    killed_by=("decoding.beam-reorder",),
+)
+def wrong_axis() -> Subject:
+    class Heads(LayerCache):
+        def reorder(self, samples: Tensor) -> None:
+            if self.key is not None and self.value is not None:
+                order = samples % self.key.shape[1]
+                self.key, self.value = (
+                    self.key[:, order[: self.key.shape[1]]],
+                    self.value[:, order[: self.key.shape[1]]],
+                )
+
+    return decoder(reordering(Heads))
+
+
+@fault(
+    "KV10-beam",
+    "The padding mask is not reordered with the beams",
+    citation="documented bug KV10",
+    killed_by=("decoding.beam-reorder",),
+)
+def mask_not_reordered() -> Subject:
+    return decoder(reordering(LayerCache, keep_mask=True))
+
+
+@fault("KV-generate", "Generation with the cache restarts its positions", killed_by=("decoding.generate",))
+def generates_wrongly() -> Subject:
+    def generate(model: nn.Module, tokens: Tensor, steps: int, use_cache: bool) -> Tensor:
+        for _ in range(steps):
+            seen = tokens[:, -2:] if use_cache else tokens
+            tokens = torch.cat([tokens, model(seen)[:, -1:].argmax(-1)], dim=1)
+        return tokens
+
+    return replace(decoder(None), cache=None, generate=generate)
+
+
+@fault("CM01-sum", "One future token leaks: probabilities do not sum to one", killed_by=("decoding.probability",))
+def leaks() -> Subject:
+    def forward(model: nn.Module, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits = model(tokens, attention_mask)
+        return logits + 0.5 * torch.cat([logits[:, 1:], logits[:, -1:]], dim=1)
+
+    return replace(decoder(None), cache=None, forward=forward)

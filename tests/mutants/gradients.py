@@ -50,3 +50,53 @@ def forgotten_scale() -> Subject:
             return Scaled.apply(super().forward(x, attention_mask), 0.5)
 
     return self_attention(Kernel)
+
+
+@fault(
+    "gradient-second",
+    "A kernel whose backward is cut off from its input: the second gradient lacks a term",
+    killed_by=("gradients.double-backward",),
+)
+def second_gradient_cut() -> Subject:
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return gradient * 2 * x.detach()
+
+    class Network(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Squared.apply(self.inner(x))
+
+    return Subject(kind="feed_forward", build=lambda c: Network(c.d_model), forward=lambda m, x: m(x))
+
+
+@fault(
+    "EX01",
+    "Recomputation draws other dropout masks",
+    citation="documented bug EX01",
+    killed_by=("gradients.checkpointing",),
+)
+def redrawn() -> Subject:
+    class Network(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+            self.generator = torch.Generator().manual_seed(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return self.inner(x)
+            keep = (torch.rand(x.shape, generator=self.generator) < 0.5).to(x.dtype)
+            return self.inner(x) * keep * 2
+
+    return Subject(kind="feed_forward", build=lambda c: Network(c.d_model), forward=lambda m, x: m(x))
