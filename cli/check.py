@@ -59,6 +59,7 @@ def check(
     """Judge TARGETs: package.module:attribute, path/file.py:attribute, or `reference`, `torch` and their parts."""
     settings = {
         "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
+        "named": only,
     }  # fmt: skip
     err = Console(stderr=True)
     run = _Run(profile, seed, device)

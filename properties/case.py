@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.compare import epsilon, refuse_vacuous, size_of, worst_difference
 from veriformer.properties.draws import Draws
+from veriformer.properties.layouts import laid_out
 from veriformer.properties.palette import colliding_lengths
 from veriformer.properties.paths import DEFAULT, GRAD_MODES, Path, paths_of, walking
 from veriformer.properties.pool import Built
@@ -39,6 +40,7 @@ class Case:
         self._generator: torch.Generator | None = None
         self._config: DrawnConfig | None = None
         self._built: Built | None = None
+        self._walking = DEFAULT
 
     # drawing ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +165,33 @@ class Case:
         """
         given = {k: v for k, v in kwargs.items() if v is not None}
         self._built = built
+        self._note_call(args, given)
+        if path.layout:
+            args = tuple(laid_out(x, path.layout) if isinstance(x, Tensor) else x for x in args)
         if self.bench.recorder:
             self.bench.recorder.path = path
         with walking(path, self.subject, built.module):
-            return self.bench.forward(built, *args, **given)
+            return self.bench.forward(built, *args, compiled=path.compiled, **given)
+
+    def _note_call(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """Count the forms of input that were walked: edge sizes, masks, dropout that must be off."""
+        tensors = [x for x in args if isinstance(x, Tensor) and x.ndim >= 2]
+        first = tensors[0] if tensors else None
+        time = -2 if self.subject.kind == "attention" else 1
+        mask = given.get("attention_mask", given.get("memory_mask", given.get("source_mask")))
+        additive = isinstance(mask, Tensor) and mask.is_floating_point()
+        config = self._config
+        walked = {
+            "B=1": first is not None and first.shape[0] == 1,
+            "T=1": first is not None and first.shape[time] == 1,
+            "T_q != T_k": len(tensors) > 1 and tensors[0].shape[time] != tensors[1].shape[time],
+            "mask=additive": additive,
+            "mask=pairwise": isinstance(mask, Tensor) and not additive and self.subject.kind == "attention",
+            "dropout > 0 in eval": config is not None and config.dropout > 0 and self._built is not None,
+        }
+        for form, is_walked in walked.items():
+            if is_walked:
+                self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
 
     def paths(
         self,
@@ -184,11 +209,16 @@ class Case:
         """
         if training:
             training = self._built is not None and self.bench.is_deterministic_in_training(self._built)
-        for path in paths_of(self.subject, masks=masks, modes=modes, training=training):
-            self.path = str(path)
+        single = self._built is not None and self._built.dtype == torch.float32
+        autocast = single and isinstance(self._built.module, torch.nn.Module) if self._built else False
+        compiles = autocast and self.bench.compiles and self._config in (None, self.bench.configs[0])
+        for path in paths_of(
+            self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
+        ):
+            self.path, self._walking = str(path), path
             yield path
             self.bench.tally.paths[self.path] = self.bench.tally.paths.get(self.path, 0) + 1
-        self.path = ""
+        self.path, self._walking = "", DEFAULT
 
     def ask(self, part: str, *args: Any, path: Path = DEFAULT, built: Built | None = None, **kwargs: Any) -> Any:
         """Call another callable of the subject (`weights`, `decode`, ...); with `built`, its model comes first.
@@ -214,7 +244,14 @@ class Case:
     def tolerance(self, built: Built | None = None) -> float:
         """Return the relative tolerance measured for the model called last (or for `built`)."""
         chosen = built or self._built
-        return self.bench.tolerance(chosen) if chosen is not None else 64 * epsilon(torch.float32)
+        if chosen is None:
+            return 64 * epsilon(torch.float32)
+        own = self.bench.tolerance(chosen)
+        return max(own, self.bench.half_tolerance(chosen)) if self._walking.autocast else own
+
+    def measure(self, what: str, value: float) -> None:
+        """Keep the largest value of something measured beside the judgement; it stands in the report."""
+        self.bench.tally.measures[what] = max(value, self.bench.tally.measures.get(what, value))
 
     def shifted_bound(self, built: Built, expected: Tensor) -> float:
         """Return the absolute tolerance for outputs whose positions were shifted.

@@ -51,6 +51,7 @@ def check(
     """
     subject = as_subject(thing, kind=kind, **declares)
     known = read_deviations(None if deviations is None else Path(deviations))
-    report = run([subject], select(only, exclude, level), Settings(profile=profile, seed=seed, device=device))
+    settings = Settings(profile=profile, seed=seed, device=device, named=tuple(only))
+    report = run([subject], select(only, exclude, level), settings)
     apply_deviations(report, known)
     return report

@@ -86,6 +86,9 @@ class Judge:
     def _judge(self, prop: Property) -> Result:
         if self.subject.kind not in prop.kinds:
             return Result(prop.id, prop.level, r.NOT_APPLICABLE, prop.why_not(self.subject) or "")
+        if prop.costly and self.settings.profile != "thorough" and prop.id not in self.settings.named:
+            reason = f"costly: runs in the profile thorough, or with --only {prop.id}"
+            return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
         try:
             ready = self._prepare()
         except SubjectTimeoutError as problem:
@@ -157,6 +160,7 @@ def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
         margin=tally.margin,
         subject_seconds=tally.subject_seconds,
         paths=dict(tally.paths),
+        measures=dict(tally.measures),
     )
     if found is None:
         if tally.witnesses * 10 < max(tally.examples, 1):

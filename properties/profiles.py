@@ -43,6 +43,7 @@ class Settings:
         device: torch device.
         dtypes: judge in these alone; empty: float32, and float64 where the subject computes in it.
         call_seconds: limit for one call of the subject; 0 for none.
+        named: ids of properties that were asked for by name: costly ones run in every profile.
     """
 
     profile: str = "standard"
@@ -50,6 +51,7 @@ class Settings:
     device: str = "cpu"
     dtypes: tuple[torch.dtype, ...] = ()
     call_seconds: float = 30.0
+    named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

@@ -44,6 +44,7 @@ class Property:
         check: the check itself.
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
+        costly: whether it runs only in the profile thorough, or when it is named.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Property:
     check: Callable[[Case], None]
     examples_factor: float = 1.0
     catches: tuple[str, ...] = ()
+    costly: bool = False
 
     @property
     def family(self) -> str:
@@ -89,6 +91,7 @@ def holds(
     sweeps_lengths: bool = False,
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
+    costly: bool = False,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
 
@@ -104,6 +107,7 @@ def holds(
         sweeps_lengths: also cover, one by one, the lengths that collide with another size (`case.length()`).
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
+        costly: run it only in the profile thorough, or when it is named.
 
     Raises:
         ValueError: the id is malformed or taken, or a kind or level does not exist.
@@ -137,6 +141,7 @@ def holds(
             check=check,
             examples_factor=examples_factor,
             catches=tuple(catches),
+            costly=costly,
         )
         return check
 

@@ -76,6 +76,7 @@ class Result:
         seconds: wall time.
         subject_seconds: of which inside the subject.
         paths: times each path was walked.
+        measures: what was measured beside, the largest of each.
         counterexample: for a FAIL.
     """
 
@@ -91,6 +92,7 @@ class Result:
     seconds: float = 0.0
     subject_seconds: float = 0.0
     paths: dict[str, int] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
     counterexample: Counterexample | None = None
 
 

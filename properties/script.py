@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties import embedding_leaf, redraw
+from veriformer.properties import embedding_leaf, layouts, redraw
 from veriformer.properties.pool import WEIGHT_SEED, Built
 from veriformer.properties.property import Property
 from veriformer.properties.results import Counterexample
@@ -67,6 +67,8 @@ def script(prop: Property, subject: Subject, found: Counterexample, transcript: 
     ]
     if "at_embedding(" in text:
         parts.append(_source(embedding_leaf.at_embedding))
+    if "laid_out(" in text:
+        parts.append(_source(layouts.laid_out))
     built = {name: b for name, b in transcript.models.items() if name in text}
     if any(b.is_fresh for b in built.values()):
         parts.append(_source(redraw.redraw_weights))

@@ -144,7 +144,7 @@ class Recorder(TorchFunctionMode):
             self.transcript.parts.append(part)
         if part == "forward" and (not args or id(args[0]) not in self._names):
             args = (None, *args)  # the model itself was called, or there is none
-        given = [self._expression(a) for a in args] + [f"{k}={self._expression(v)}" for k, v in kwargs.items()]
+        given = [self._placed(a) for a in args] + [f"{k}={self._expression(v)}" for k, v in kwargs.items()]
         name = self._fresh("y" if isinstance(output, Tensor) else "parts")
         text = f"{name} = {part}({', '.join(given)})"
         self._emit(self._on_path(text), (name,), output, name)
@@ -257,11 +257,22 @@ class Recorder(TorchFunctionMode):
         for key, value in pairs:
             self._name_all(value, f"{expression}[{key!r}]")
 
+    def _placed(self, value: Any) -> str:
+        """Return an argument as an expression, in the layout of the path."""
+        shown = self._expression(value)
+        if self.path.layout and isinstance(value, Tensor) and value.ndim >= 2:
+            return f"laid_out({shown}, {self.path.layout!r})"
+        return shown
+
     def _on_path(self, text: str) -> str:
+        if self.path.compiled:
+            text = text.replace("forward(", "torch.compile(forward, dynamic=True)(", 1)
         modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
         contexts = [modes[self.path.mode]] if self.path.mode in modes else []
         if self.path.backend != "default":
             contexts.append(f"backends[{self.path.backend!r}]()")
+        if self.path.autocast:
+            contexts.append("torch.autocast('cpu', dtype=torch.bfloat16)")
         if contexts:
             text = f"with {', '.join(contexts)}:\n    {text}"
         return f"model.train()\n{text}\nmodel.eval()" if self.path.training else text

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veriformer.properties.compare import epsilon, size_of, worst_difference
+from veriformer.properties.compare import GAP, epsilon, size_of, worst_difference
+from veriformer.properties.compiling import compiled as compile_call
+from veriformer.properties.compiling import why_not_compiled
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.narrowing import NarrowingWatch
 from veriformer.properties.noise import relative_tolerance, sensitivity
@@ -37,6 +39,7 @@ class Tally:
         tolerance: tolerance at that place.
         margin: worst error / tolerance; a violation has more than 1.
         paths: times each path was walked.
+        measures: what was measured beside, the largest of each.
         subject_seconds: spent inside the subject.
         calls: of the subject.
     """
@@ -47,6 +50,7 @@ class Tally:
     tolerance: float = 0.0
     margin: float = 0.0
     paths: dict[str, int] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
     subject_seconds: float = 0.0
     calls: int = 0
 
@@ -76,7 +80,13 @@ class Workbench:
         self.recorder: Recorder | None = None
         self._tolerances: dict[tuple[DrawnConfig, torch.dtype], float] = {}
         self._dtypes: tuple[torch.dtype, ...] | None = None
+        self._compiled: dict[int, Callable[..., Any]] = {}
         self._training: dict[tuple[DrawnConfig, torch.dtype], bool] = {}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile is among the paths: in the profile thorough, where a compiler is at hand."""
+        return self.settings.profile == "thorough" and why_not_compiled(self.subject) is None
 
     @property
     def configs(self) -> list[DrawnConfig]:
@@ -108,18 +118,36 @@ class Workbench:
         finally:
             self.tally.subject_seconds += time.perf_counter() - started
             self.tally.calls += 1
+        if function is not None:
+            self._note_part(function)
         if self.recorder:
             self.recorder.called(function, args, kwargs, output)
         return output
 
-    def forward(self, built: Built, *args: Any, **kwargs: Any) -> Tensor:
+    def _note_part(self, function: Callable[..., Any]) -> None:
+        """Count a call of another part than `forward` as a path walked."""
+        for part in ("weights", "cache", "embed", "generate"):
+            if getattr(self.subject, part) is function:
+                self.tally.paths[part] = self.tally.paths.get(part, 0) + 1
+
+    def forward(self, built: Built, *args: Any, compiled: bool = False, **kwargs: Any) -> Tensor:
         """Call the subject's forward and insist on one tensor.
+
+        Args:
+            built: the model.
+            args: after it.
+            compiled: through torch.compile.
+            kwargs: keywords.
 
         Raises:
             SubjectError: it raised, or returned something else than a tensor.
         """
         function = self.subject.forward or built.module
         arguments = (built.module, *args) if self.subject.forward is not None else args
+        if compiled and self.subject.forward is not None:
+            self.warm(built, *args, **kwargs)
+            function = self._compiled[id(built.module)]
+            arguments = args
         output = self.call(function, *arguments, **kwargs)
         if not isinstance(output, Tensor):
             raise SubjectError(
@@ -127,6 +155,29 @@ class Workbench:
                 "give the subject a forward that picks the tensor to be checked"
             )
         return output
+
+    def warm(self, built: Built, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments, without a limit of time: the compiler's seconds are not the subject's.
+
+        Raises:
+            SubjectError: it cannot be compiled.
+        """
+        assert self.subject.forward is not None
+        run = self._compiled.setdefault(id(built.module), compile_call(self.subject.forward, built.module))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run(*args, **kwargs)
+        except Exception as problem:
+            line = (str(problem).strip() or "no message").splitlines()[0][:300]
+            raise SubjectError(f"compiled, the subject raised {type(problem).__name__}: {line}") from problem
+
+    def half_tolerance(self, built: Built) -> float:
+        """Return the tolerance of the same model in bfloat16, which is what autocast computes in."""
+        try:
+            return self.tolerance(self.pool.get(built.config, torch.bfloat16))
+        except SubjectError:
+            return GAP[torch.bfloat16]
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """Return the dtypes to judge in: those asked for, else float32 and, where it is genuine, float64."""

@@ -14,7 +14,7 @@ MUTANTS = all_faults()
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
 def test_fault_is_noticed(mutant: Fault) -> None:
-    report = run([mutant.subject()], named(mutant.killed_by), Settings(profile="standard"))
+    report = run([mutant.subject()], named(mutant.killed_by), Settings(profile="standard", named=mutant.killed_by))
     unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in report.results if r.outcome != "FAIL"]
     assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
     causes = [r.counterexample.cause for r in report.results if r.counterexample]

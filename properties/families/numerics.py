@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from veriformer.properties.case import Case
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.layouts import LAYOUTS
+from veriformer.properties.paths import Path
 from veriformer.properties.premises import needs_part
 from veriformer.properties.property import holds
 from veriformer.properties.subject import KINDS
@@ -123,31 +124,18 @@ def strides_do_not_matter(case: Case) -> None:
     built = case.built()
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    form = case.choice("layout", ("strided", "transposed", "expanded"))
+    form = case.choice("layout", LAYOUTS)
     if form == "expanded":
         tensors = [x[:1].repeat(len(x), *[1] * (x.ndim - 1)) if x.ndim > 1 else x for x in tensors]
     expected = case.call(built, *[x.contiguous() for x in tensors], *inputs.extras)
     try:
-        got = case.call(built, *[_laid_out(x, form) for x in tensors], *inputs.extras)
+        got = case.call(built, *tensors, *inputs.extras, path=Path(layout=form))
     except SubjectError:
         case.witness()
         return
     case.close(got, expected, f"a {form} input gives another output than the same values in order",
                constants_allowed=True)  # fmt: skip
     case.witness()
-
-
-def _laid_out(x: Tensor, form: str) -> Tensor:
-    """Return the values of `x` in another layout."""
-    if x.ndim < 2:
-        return x
-    if form == "expanded":
-        return x[:1].expand(len(x), *[-1] * (x.ndim - 1))
-    if form == "transposed":
-        return x.transpose(0, 1).contiguous().transpose(0, 1)
-    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype, device=x.device)
-    wide[..., ::2] = x
-    return wide[..., ::2]
 
 
 @holds(

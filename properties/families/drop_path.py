@@ -1,0 +1,59 @@
+"""Stochastic depth: whole changes of whole samples, dropped at the configured rate, right on average."""
+
+from __future__ import annotations
+
+import torch
+from scipy import stats
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon
+from veriformer.properties.module_parts import drop_paths
+from veriformer.properties.premises import needs_module
+from veriformer.properties.property import holds
+
+SAMPLES = 4096
+FALSE_ALARM = 1e-9
+
+
+@holds(
+    "droppath.expectation",
+    statement="Stochastic depth drops whole samples at its rate p and scales the rest by 1 / (1 - p); eval drops none.",
+    formula="train: y_b = x_b k_b / (1 - p), k_b ~ Bernoulli(1 - p), so E y = x; eval: y = x",
+    source="Huang et al. 2016, section 3; documented bug DR04.",
+    kinds=("feed_forward", "layer", "encoder", "decoder", "encoder_decoder", "classifier"),
+    level="extended",
+    unless=needs_module,
+    examples_factor=0.25,
+    catches=("DR04",),
+)
+def stochastic_depth_is_right_on_average(case: Case) -> None:
+    """The modules are told by their names (DropPath, StochasticDepth) and called by themselves: the expectation passes
+    through no nonlinearity. An implementation that does not scale declares `drop_path_scaled=False`.
+    """
+    built = case.built(dtype=torch.float32, fresh=True)
+    parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
+    if not parts:
+        case.does_not_apply("no stochastic depth of a rate above 0 is found in it")
+    name, part, rate = parts[case.integer("part", 0, len(parts) - 1)]
+    x = 1 + case.normal(SAMPLES, 2, 3, dtype=torch.float32).abs()
+    with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
+        torch.manual_seed(case.integer("drop seed", 0, 9999))
+        part.train()
+        share = case.bench.call(part, x.clone()) / x
+        part.eval()
+        still = case.bench.call(part, x.clone())
+    case.exact(still, x, f"{name} changes its input in eval mode")
+    kept = 1 / (1 - rate) if case.subject.fact("drop_path_scaled", True) else 1.0
+    first = share[:, :1, :1]
+    case.close(share, first.expand_as(share), f"{name} drops parts of a sample", bound=8 * epsilon(x.dtype) * kept,
+               constants_allowed=True, cause=lambda: "every entry is drawn by itself, as in dropout")  # fmt: skip
+    values = first.flatten()
+    is_zero = values == 0
+    case.close(values[~is_zero], torch.full_like(values[~is_zero], kept), f"{name} does not scale what it keeps",
+               bound=8 * epsilon(x.dtype) * kept, constants_allowed=True,
+               cause=lambda: f"what is kept is scaled by {float(values.max()):.4g}, not by {kept:.4g}")  # fmt: skip
+    dropped = int(is_zero.sum())
+    low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, SAMPLES, rate))
+    case.require(low <= dropped <= high, f"{name} does not drop samples at its rate {rate:g}",
+                 got=f"{dropped} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
+    case.witness()

@@ -1,0 +1,59 @@
+"""Two doors into a model: token ids, and their embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of, worst_difference
+from veriformer.properties.embedding_leaf import at_embedding
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_part
+from veriformer.properties.property import holds
+
+
+@holds(
+    "embedding.entry",
+    statement="Token ids and the embeddings of these tokens give the same output.",
+    formula="f(tokens) = f_embed(E[tokens])",
+    source="Two doors to one model: `inputs_embeds` of Hugging Face, prompt tuning, attribution methods.",
+    kinds=("encoder", "decoder", "classifier"),
+    unless=needs_part("embed"),
+    catches=("EM05",),
+)
+def both_doors_lead_to_one_model(case: Case) -> None:
+    """The embeddings are read where the model itself looks the tokens up. Scale, positions and norms that one door
+    applies and the other forgets, or applies twice, show here; with padding too, where the subject takes it.
+    """
+    built = case.built()
+    if not isinstance(built.module, nn.Module) or not case.subject.takes_tokens:
+        case.does_not_apply("it has no table of token embeddings")
+    tokens = case.tokens(2, case.length("T", low=1, high=6))
+    leaf, _ = at_embedding(built.module, tokens, lambda: case.call(built, tokens))
+    if leaf is None:
+        case.does_not_apply("no nn.Embedding of it looks the tokens up")
+    embeddings = leaf.detach().clone()
+    masks: list[Tensor | None] = [None]
+    if case.subject.takes_mask("padding") and tokens.shape[1] > 1:
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        mask[0, -1] = False
+        masks.append(mask)
+    for mask in masks:
+        expected = case.call(built, tokens, attention_mask=mask).detach()
+        given = {} if mask is None else {"attention_mask": mask}
+        got = case.ask("embed", embeddings, built=built, **given).detach()
+        real = mask if mask is not None and expected.ndim == 3 else slice(None)
+        case.close(got[real], expected[real], "embeddings give another output than their tokens",
+                   cause=lambda e=expected: _cause(case, built, e, embeddings))  # fmt: skip
+    case.witness()
+
+
+def _cause(case: Case, built: Built, expected: Tensor, embeddings: Tensor) -> str | None:
+    """Try the embeddings scaled by sqrt(d_model), or divided by it."""
+    width = embeddings.shape[-1]
+    for words, factor in (("not scaled", width**0.5), ("scaled twice", width**-0.5)):
+        again = case.ask("embed", embeddings * factor, built=built)
+        if worst_difference(again.detach(), expected, size_of(expected)).error <= case.tolerance():
+            return f"the embeddings are {words} by sqrt(d_model) at this door"
+    return None

@@ -1,0 +1,150 @@
+"""Numbers of fewer bits, mixed precision, and compiled code: the same answer, within what the numbers allow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.case import Case
+from veriformer.properties.compare import epsilon, size_of, worst_difference
+from veriformer.properties.compiling import why_not_compiled
+from veriformer.properties.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.paths import Path
+from veriformer.properties.pool import Built
+from veriformer.properties.premises import needs_module
+from veriformer.properties.property import holds
+from veriformer.properties.subject import KINDS
+from veriformer.properties.violations import SubjectError
+
+_KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
+LADDER = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@holds(
+    "numerics.precision-ladder",
+    statement="float32, bfloat16 and float16 give the float64 answer, within the rounding of their numbers.",
+    formula="|f_u(x) - f_64(x)| <= tol(u) |f_64|, u = 2^-24, 2^-8, 2^-11; errors reported in units of the last place",
+    source="Higham 2002, 3.1; Higham & Mary 2019.",
+    kinds=_KINDS,
+    catches=("NM12", "NM14", "RP05"),
+)
+def fewer_bits_give_the_same_answer(case: Case) -> None:
+    """The float64 model has the rounded weights and buffers of the other, so that the arithmetic alone is judged; the
+    tolerance is measured on the subject by moving weights and inputs by one unit in the last place. A sum over
+    hundreds of terms, positions or a softmax in the low precision fall outside. A subject that refuses a dtype is
+    right too; where float64 is not its own it is computed from float32.
+    """
+    dtype = getattr(torch, case.choice("ladder", [str(d).removeprefix("torch.") for d in LADDER]))
+    if case.subject.module is not None and case.bench.given_dtype() != torch.float32 and dtype == torch.float32:
+        case.reject("the instance is of fewer bits already")
+    try:
+        low = case.bench.pool.get(case.config(), dtype)
+        inputs = ordinary(case.subject, low.config, case.generator, dtype)
+        tensors = [x.to(case.bench.device) for x in inputs.tensors]
+        got = case.call(low, *tensors, *inputs.extras).detach()
+        tolerance = case.bench.tolerance(low)
+    except SubjectError as problem:
+        if _is_refusal(problem):
+            case.witness()
+            return
+        raise
+    wide = Built(_widened(low.module), low.config, torch.float64, low.is_fresh)
+    try:
+        expected = case.call(wide, *[_wide(x) for x in tensors], *inputs.extras).detach()
+    except SubjectError:
+        case.does_not_apply("it does not run in float64, which the others are judged by")
+    case.finite(got, f"in {_name(dtype)} the output is NaN or infinite")
+    allowed = tolerance / epsilon(dtype)
+    ulps = worst_difference(got.double(), expected.double(), size_of(expected)).error / epsilon(dtype)
+    case.measure(f"ulps in {_name(dtype)}", ulps)
+    case.close(got.double(), expected.double(), f"{_name(dtype)} gives another answer than float64",
+               bound=tolerance * size_of(expected), constants_allowed=True,
+               cause=lambda: f"{ulps:.3g} units in the last place, where {allowed:.3g} are rounding")  # fmt: skip
+    case.witness()
+
+
+def _is_refusal(problem: SubjectError) -> bool:
+    words = ("not implemented for", "not supported", "unsupported", "expected", "must have the same dtype", "dtype")
+    return any(word in str(problem).lower() for word in words)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def _widened(module: Any) -> Any:
+    return copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
+
+
+@holds(
+    "numerics.autocast",
+    statement="Under autocast the output is finite, and the one without it within bfloat16's rounding.",
+    formula="|f_autocast(x) - f(x)| <= tol(bfloat16) |f|",
+    source="torch.amp; documented bug PM05: mask constants that overflow in half precision.",
+    kinds=_KINDS,
+    level="extended",
+    unless=needs_module,
+    examples_factor=0.5,
+    catches=("PM05",),
+)
+def autocast_changes_only_the_rounding(case: Case) -> None:
+    """With a padding mask too, where the subject takes one: constants that hide scores must survive the lower
+    precision. An error under autocast, where the plain call works, is a defect.
+    """
+    built = case.built(dtype=torch.float32)
+    inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    given: dict[str, Tensor] = {}
+    if case.subject.takes_mask("padding") and case.subject.accepts("attention_mask") and case.flag("masked"):
+        mask = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=case.bench.device)
+        mask[0, -2:] = False
+        given["attention_mask"] = mask
+    expected = case.call(built, *tensors, *inputs.extras, **given).detach()
+    try:
+        got = case.call(built, *tensors, *inputs.extras, path=Path(autocast=True), **given).detach()
+    except SubjectError as problem:
+        case.require(False, "it raises under autocast", got=str(problem)[:200], expected="an output")
+        return
+    real = given["attention_mask"] if given and expected.ndim == 3 else slice(None)
+    case.finite(got[real], "under autocast the output is NaN or infinite")
+    case.close(got.double()[real], expected.double()[real], "under autocast the output is another one",
+               bound=case.bench.half_tolerance(built) * size_of(expected), constants_allowed=True)  # fmt: skip
+    case.witness()
+
+
+@holds(
+    "numerics.compile",
+    statement="Compiled by torch.compile the subject gives the same output and gradients.",
+    formula="compile(f)(x) = f(x); d compile(f) = d f",
+    source="torch.compile; documented bugs of fused kernels and of masks traced as constants.",
+    kinds=_KINDS,
+    level="extended",
+    unless=(needs_module, why_not_compiled),
+    examples_factor=0.05,
+    costly=True,
+    catches=("BK04",),
+)
+def compiled_code_gives_the_same(case: Case) -> None:
+    """With dynamic shapes, at two lengths, in eval mode: what the tracer took for a constant shows at the second
+    length. Minutes for large models, so it runs in the profile thorough, or when it is named.
+    """
+    built = case.built(dtype=torch.float32)
+    forms: list[Callable[[Tensor], Tensor]] = [lambda x: x]
+    if case.subject.takes_tokens or case.subject.kind in ("self_attention", "layer", "norm", "feed_forward"):
+        forms.append(lambda x: x[:, :-2] if x.ndim > 1 else x)
+    for number, form in enumerate(forms):
+        inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
+        tensors = [form(x.to(case.bench.device)) for x in inputs.tensors]
+        expected = case.call(built, *tensors, *inputs.extras)
+        got = case.call(built, *tensors, *inputs.extras, path=Path(compiled=True))
+        at = "" if number == 0 else " at another length"
+        case.close(got.detach(), expected.detach(), f"compiled it gives another output{at}", constants_allowed=True)
+    case.witness()
