@@ -161,12 +161,13 @@ class _Run:
             found[prop["id"]] = Task("judge", arguments, judged, lost, needs, seconds)
 
         def proven(answer: dict[str, Any]) -> None:
-            part.power = answer["power"]
+            part.power, part.never_walked = answer["power"], answer["never_walked"]
             advance()
 
         def power_of() -> dict[str, Any]:
             passed = [r.id for r in part.results if r.outcome == "PASS"]
-            return {"target": part.target, "props": passed}
+            walked = sorted({path for r in part.results for path in r.paths})
+            return {"target": part.target, "props": passed, "walked": walked}
 
         every = list(found.values())
         return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]

@@ -66,9 +66,13 @@ class Answers:
         result = judge.judge(catalogue()[prop])
         return {"result": plain(result), "probed": judge.probed}
 
-    def power(self, target: str, props: Sequence[str]) -> dict[str, Any]:
-        """Put faults into a subject, to be noticed by these properties."""
-        return {"power": self._judge(target).prove_power([catalogue()[p] for p in props])}
+    def power(self, target: str, props: Sequence[str], walked: Sequence[str]) -> dict[str, Any]:
+        """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked."""
+        judge = self._judge(target)
+        return {
+            "power": judge.prove_power([catalogue()[p] for p in props]),
+            "never_walked": judge.never_walked(walked),
+        }
 
     def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
         """Judge one recorded case again."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.compare import epsilon, refuse_vacuous, size_of, worst_difference
 from veriformer.properties.draws import Draws
+from veriformer.properties.forms import forms_of
 from veriformer.properties.layouts import laid_out
 from veriformer.properties.palette import colliding_lengths
 from veriformer.properties.paths import DEFAULT, GRAD_MODES, Path, paths_of, walking
@@ -41,6 +42,7 @@ class Case:
         self._config: DrawnConfig | None = None
         self._built: Built | None = None
         self._walking = DEFAULT
+        self._refused = False
 
     # drawing ---------------------------------------------------------------------------------------------------
 
@@ -165,33 +167,24 @@ class Case:
         """
         given = {k: v for k, v in kwargs.items() if v is not None}
         self._built = built
-        self._note_call(args, given)
+        for form in forms_of(self.subject, args, given, self._config):
+            self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        is_extra = path is self._walking and (path.layout or path.autocast or path.compiled)
+        try:
+            return self._call_on(path, built, args, given)
+        except SubjectError:
+            if not is_extra:
+                raise
+            self._refused = True  # judged by numerics.strided, .autocast and .compile; not again by every property
+            return self._call_on(Path(mask=path.mask, mode=path.mode), built, args, given)
+
+    def _call_on(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
         if path.layout:
             args = tuple(laid_out(x, path.layout) if isinstance(x, Tensor) else x for x in args)
         if self.bench.recorder:
             self.bench.recorder.path = path
         with walking(path, self.subject, built.module):
             return self.bench.forward(built, *args, compiled=path.compiled, **given)
-
-    def _note_call(self, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Count the forms of input that were walked: edge sizes, masks, dropout that must be off."""
-        tensors = [x for x in args if isinstance(x, Tensor) and x.ndim >= 2]
-        first = tensors[0] if tensors else None
-        time = -2 if self.subject.kind == "attention" else 1
-        mask = given.get("attention_mask", given.get("memory_mask", given.get("source_mask")))
-        additive = isinstance(mask, Tensor) and mask.is_floating_point()
-        config = self._config
-        walked = {
-            "B=1": first is not None and first.shape[0] == 1,
-            "T=1": first is not None and first.shape[time] == 1,
-            "T_q != T_k": len(tensors) > 1 and tensors[0].shape[time] != tensors[1].shape[time],
-            "mask=additive": additive,
-            "mask=pairwise": isinstance(mask, Tensor) and not additive and self.subject.kind == "attention",
-            "dropout > 0 in eval": config is not None and config.dropout > 0 and self._built is not None,
-        }
-        for form, is_walked in walked.items():
-            if is_walked:
-                self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
 
     def paths(
         self,
@@ -215,9 +208,10 @@ class Case:
         for path in paths_of(
             self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
         ):
-            self.path, self._walking = str(path), path
+            self.path, self._walking, self._refused = str(path), path, False
             yield path
-            self.bench.tally.paths[self.path] = self.bench.tally.paths.get(self.path, 0) + 1
+            walked = f"{self.path} (refused)" if self._refused else self.path
+            self.bench.tally.paths[walked] = self.bench.tally.paths.get(walked, 0) + 1
         self.path, self._walking = "", DEFAULT
 
     def ask(self, part: str, *args: Any, path: Path = DEFAULT, built: Built | None = None, **kwargs: Any) -> Any:
@@ -340,11 +334,11 @@ class Case:
     def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
         """Require that two tensors differ beyond rounding: the other side of a two-sided property.
 
-        In half precision rounding may be as large as a real effect, so there one unit in the last place suffices:
-        that something matters is for float32 and float64 to show, where it matters nothing must be said wrongly.
+        In half precision rounding may be as large as a real effect, so there (and under autocast) one unit in the last
+        place suffices: that something matters is for float32 and float64 to show.
         """
         self._same_shape(got, other, what)
-        coarse = got.dtype in (torch.bfloat16, torch.float16)
+        coarse = got.dtype in (torch.bfloat16, torch.float16) or self._walking.autocast
         limit = epsilon(got.dtype) if coarse else self.tolerance()
         self._on_record("differs", got, other, size_of(other), limit)
         worst = worst_difference(got, other, size_of(other))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from veriformer.properties import results as r
@@ -27,6 +27,7 @@ from veriformer.properties.violations import (
     VacuousCheckError,
     Violation,
 )
+from veriformer.properties.walked import never_walked
 from veriformer.properties.workbench import Tally, Workbench
 
 OnResult = Callable[[Subject, Result], None]
@@ -60,6 +61,12 @@ class Judge:
                 return None
             return power(self._bench, properties)
 
+    def never_walked(self, walked: Iterable[str]) -> dict[str, str]:
+        """Return the forms of path that are not among those walked, each with the reason; see `walked`."""
+        if self._bench is None or self._preflight is None or self._preflight.error:
+            return {}
+        return never_walked(self._bench.subject, walked)
+
     @property
     def known(self) -> dict[str, str]:
         """Outcomes so far, by id."""
@@ -87,8 +94,8 @@ class Judge:
         if self.subject.kind not in prop.kinds:
             return Result(prop.id, prop.level, r.NOT_APPLICABLE, prop.why_not(self.subject) or "")
         if prop.costly and self.settings.profile != "thorough" and prop.id not in self.settings.named:
-            reason = f"costly: runs in the profile thorough, or with --only {prop.id}"
-            return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
+            told = f"costly: runs in the profile thorough, or with --only {prop.id}"
+            return Result(prop.id, prop.level, r.NOT_APPLICABLE, told)
         try:
             ready = self._prepare()
         except SubjectTimeoutError as problem:
@@ -223,5 +230,6 @@ def run(
                 on_result(subject, result)
         part.probed = judge.probed
         part.power = judge.prove_power(properties)
+        part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
     report.seconds = time.perf_counter() - started
     return report

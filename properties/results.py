@@ -108,6 +108,7 @@ class SubjectReport:
         probed: facts found out rather than declared, in words.
         power: `{"noticed": k, "tried": n, "missed": [...], "voided": bool}`: faults that this run proved it notices;
             None if none was tried.
+        never_walked: forms of path that no property walked, each with the reason.
         results: one a property.
     """
 
@@ -117,6 +118,7 @@ class SubjectReport:
     facts: dict[str, Any] = field(default_factory=dict)
     probed: list[str] = field(default_factory=list)
     power: dict[str, Any] | None = None
+    never_walked: dict[str, str] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:

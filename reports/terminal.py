@@ -59,10 +59,27 @@ def print_report(
                 Text(f"    VOID: the fault {missed!r}, put into this subject, went unnoticed", style="bold red")
             )
         _print_results(console, subject["results"], statements, verbose)
+    _print_never_walked(console, report["subjects"], verbose)
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}; profile {report['profile']}, "
                        f"seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def _print_never_walked(console: Console, subjects: Sequence[Mapping[str, Any]], verbose: bool) -> None:
+    """Print the ways of calling that no property walked, though a subject may offer them; all of them if verbose."""
+    missing = Counter(
+        (form, why)
+        for subject in subjects
+        for form, why in subject.get("never_walked", {}).items()
+        if verbose or not why.startswith("it ")  # what a subject does not offer needs no word
+    )
+    if missing:
+        told = [
+            form + (f" ({why})" if why else "") + (f" of {count} subjects" if len(subjects) > 1 else "")
+            for (form, why), count in missing.items()
+        ]
+        console.print(Text(f"never walked: {'; '.join(told)}", style="dim"))
 
 
 def _print_results(

@@ -237,7 +237,7 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
             cause=_Map(case, stream, path).leak,
         )
     alone = stream(x[:1, :1])
-    case.close(first[:1], alone[:, 0], "the first output differs from that of the first input alone")
+    case.close(stream(x)[:1, 0], alone[:, 0], "the first output differs from that of the first input alone")
     case.differs(stream(stream.other(x[:1, :1])), alone, "the first output does not depend on the first input")
     case.witness()
 

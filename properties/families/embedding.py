@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -36,16 +39,17 @@ def both_doors_lead_to_one_model(case: Case) -> None:
     embeddings = leaf.detach().clone()
     masks: list[Tensor | None] = [None]
     if case.subject.takes_mask("padding") and tokens.shape[1] > 1:
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        mask[0, -1] = False
-        masks.append(mask)
+        padded = torch.ones_like(tokens, dtype=torch.bool)
+        padded[0, -1] = False
+        masks.append(padded)
     for mask in masks:
         expected = case.call(built, tokens, attention_mask=mask).detach()
-        given = {} if mask is None else {"attention_mask": mask}
+        given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
         got = case.ask("embed", embeddings, built=built, **given).detach()
-        real = mask if mask is not None and expected.ndim == 3 else slice(None)
-        case.close(got[real], expected[real], "embeddings give another output than their tokens",
-                   cause=lambda e=expected: _cause(case, built, e, embeddings))  # fmt: skip
+        if mask is not None and expected.ndim == 3:
+            got, expected = got[mask], expected[mask]
+        case.close(got, expected, "embeddings give another output than their tokens",
+                   cause=partial(_cause, case, built, expected, embeddings))  # fmt: skip
     case.witness()
 
 

@@ -26,7 +26,7 @@ def _leaves(case: Case, built: Built, tensors: list[Tensor]) -> list[Tensor]:
     inputs = [x for x in tensors if x.is_floating_point()]
     for x in inputs:
         x.requires_grad_()
-    leaves = [*inputs, *(p for p in parameters if p.is_floating_point() and p.requires_grad)]
+    leaves = [*inputs, *(p for p in parameters if p.is_floating_point() and p.requires_grad and p.numel())]
     if not leaves:
         case.does_not_apply("it has neither floating point inputs nor parameters")
     return leaves

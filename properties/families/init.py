@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,13 +138,13 @@ def linear_maps_start_uniform(case: Case) -> None:
         largest = float(weight.abs().max())
         case.require(
             largest <= bound * (1 + 1e-6), f"a weight of {name} lies outside the bounds", got=f"{largest:.4g}",
-            expected=f"at most {bound:.4g}", cause=lambda w=weight, b=bound: _scheme(w, b),
+            expected=f"at most {bound:.4g}", cause=partial(_scheme, weight, bound),
         )  # fmt: skip
         ratio = float(weight.square().mean()) / (bound**2 / 3)
         slack = Z * math.sqrt(0.8 / weight.numel())  # var(w^2) = a^4 (1/5 - 1/9)
         case.require(
             abs(ratio - 1) <= slack, f"the variance of {name} is not that of Xavier's initialisation",
-            got=f"{ratio:.4g} of it", expected=f"1 within {slack:.3g}", cause=lambda w=weight, b=bound: _scheme(w, b),
+            got=f"{ratio:.4g} of it", expected=f"1 within {slack:.3g}", cause=partial(_scheme, weight, bound),
         )  # fmt: skip
     case.witness()
 
@@ -194,7 +195,7 @@ def what_writes_starts_smaller(case: Case) -> None:
             f"{name} writes into the stream and does not start 1/sqrt(2N) as large as the other matrices",
             got=f"{ratio:.3f} as large",
             expected=f"{wanted:.3f}, within {slack:.1%}",
-            cause=lambda r=ratio: "it is not scaled at all" if abs(r - 1) < 0.15 else None,
+            cause=partial(_unscaled, ratio),
         )
     case.witness()
 
@@ -203,6 +204,10 @@ def _foretells_its_input(subject: Subject) -> str | None:
     if subject.fact("tied") and subject.fact("embedding_scale"):
         return "tied embeddings scaled by sqrt(d_model) foretell the input token at first, by a logit of sqrt(d_model)"
     return None
+
+
+def _unscaled(ratio: float) -> str | None:
+    return "it is not scaled at all" if abs(ratio - 1) < 0.15 else None
 
 
 @holds(

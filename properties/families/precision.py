@@ -102,7 +102,7 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     built = case.built(dtype=torch.float32)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    given: dict[str, Tensor] = {}
+    given: dict[str, Any] = {}
     if case.subject.takes_mask("padding") and case.subject.accepts("attention_mask") and case.flag("masked"):
         mask = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=case.bench.device)
         mask[0, -2:] = False

@@ -163,7 +163,8 @@ def test_a_subject_that_cannot_be_built_is_an_error_everywhere() -> None:
     def build(config: DrawnConfig) -> nn.Module:
         raise TypeError("d_model must be a multiple of 7")
 
-    report = run([Subject(kind="layer", build=build)], named(["numerics"]), Settings(profile="quick"))
+    chosen = select(["numerics"], ["numerics.compile"])
+    report = run([Subject(kind="layer", build=build)], chosen, Settings(profile="quick"))
     assert {r.outcome for r in report.results} == {"ERROR"}
     assert report.results[0].reason.startswith(
         "build raised TypeError: d_model must be a multiple of 7 (for d_model=8 "
@@ -173,10 +174,11 @@ def test_a_subject_that_cannot_be_built_is_an_error_everywhere() -> None:
 
 def test_a_subject_that_does_not_repeat_itself_blocks_the_rest() -> None:
     noisy = layer(lambda x: x + torch.rand_like(x) * 1e-3)
-    report = run([noisy], named(["numerics"]), Settings(profile="quick"))
+    chosen = select(["numerics"], ["numerics.compile", "numerics.autocast"])
+    report = run([noisy], chosen, Settings(profile="quick"))
     assert {r.id: r.outcome for r in report.results} == {
         "numerics.finite": "BLOCKED", "numerics.stateless": "FAIL", "numerics.no-mutation": "BLOCKED",
-        "numerics.grad-mode": "BLOCKED", "numerics.strided": "BLOCKED",
+        "numerics.grad-mode": "BLOCKED", "numerics.strided": "BLOCKED", "numerics.precision-ladder": "BLOCKED",
     }  # fmt: skip
 
 
