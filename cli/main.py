@@ -10,6 +10,7 @@ import click
 from veriformer.cli.ablate import ablate
 from veriformer.cli.check import check
 from veriformer.cli.explain import explain
+from veriformer.cli.identify import identify
 from veriformer.cli.listing import list_properties
 from veriformer.cli.replay import replay
 from veriformer.cli.report import report
@@ -26,7 +27,7 @@ def commands() -> None:
     """
 
 
-for _command in (check, list_properties, explain, replay, ablate, report):
+for _command in (check, identify, list_properties, explain, replay, ablate, report):
     commands.add_command(_command)
 
 

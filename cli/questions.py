@@ -74,6 +74,11 @@ class Answers:
             "never_walked": judge.never_walked(walked),
         }
 
+    def identify(self, target: str) -> dict[str, Any]:
+        """Say what a subject is, as far as calling it shows."""
+        findings, error = self._judge(target).identify()
+        return {"findings": plain(findings), "error": error}
+
     def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
         """Judge one recorded case again."""
         if prop not in catalogue():

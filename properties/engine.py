@@ -10,10 +10,11 @@ from veriformer.properties import results as r
 from veriformer.properties.counterexample import counterexample
 from veriformer.properties.draws import ReplayError
 from veriformer.properties.faults import power
+from veriformer.properties.findings import Finding
 from veriformer.properties.isolation import isolated
 from veriformer.properties.pool import callable_subject
 from veriformer.properties.preflight import Preflight, preflight
-from veriformer.properties.probe import probe
+from veriformer.properties.probe import identify, probe
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, catalogue, in_dependency_order, named
 from veriformer.properties.results import Report, Result, SubjectReport
@@ -66,6 +67,14 @@ class Judge:
         if self._bench is None or self._preflight is None or self._preflight.error:
             return {}
         return never_walked(self._bench.subject, walked)
+
+    def identify(self) -> tuple[list[Finding], str]:
+        """Return what can be seen of the subject, declared or not; and why nothing can, or an empty sentence."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            if self._bench is None or ready.error:
+                return [], ready.error or "it cannot be built"
+            return identify(self._bench), ""
 
     @property
     def known(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.case import Case
 from veriformer.properties.paths import Path
-from veriformer.properties.probe import by_substitution
+from veriformer.properties.probing_influence import by_substitution
 from veriformer.properties.stream import Stream
 from veriformer.properties.violations import InfluenceMap
 

@@ -1,7 +1,8 @@
 """The attention scale of a whole model, read off while it runs: scores as they leave q k^T and as they enter softmax.
 
-Works where a model multiplies queries by keys, scales, and calls torch's softmax; not where a fused kernel does all of
-it, a bias is added, or the queries are scaled before.
+Works where a model multiplies queries by keys, scales, and calls torch's softmax, or calls the fused
+`F.scaled_dot_product_attention`; not where a kernel of its own does all of it, a bias is added, or the queries are
+scaled before.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class ScaleWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            self._fused(args, kwargs or {})
         if name in _SOFTMAX and args and isinstance(args[0], Tensor):
             self._match(args[0].detach())
         result = func(*args, **(kwargs or {}))
@@ -49,6 +52,14 @@ class ScaleWatch(TorchFunctionMode):
                 self._products.append((result, result.detach().clone(), operand.shape[-1]))
                 del self._products[:-8]  # the product that a softmax belongs to is among the last few
         return result
+
+    def _fused(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Take the scale that a fused kernel is given, or its default."""
+        query = args[0] if args else kwargs.get("query")
+        if isinstance(query, Tensor):
+            width = query.shape[-1]
+            given = kwargs.get("scale")
+            self.found.append(ObservedScale(width**-0.5 if given is None else float(given), width))
 
     def _match(self, scores: Tensor) -> None:
         for _, product, width in reversed(self._products):

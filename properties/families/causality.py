@@ -9,7 +9,7 @@ from veriformer.properties.case import Case
 from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.premises import excludes_fact, needs_fact
-from veriformer.properties.probe import by_substitution
+from veriformer.properties.probing_influence import by_substitution
 from veriformer.properties.property import holds
 from veriformer.properties.stream import PER_POSITION, Stream
 from veriformer.properties.violations import InfluenceMap

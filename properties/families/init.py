@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +12,10 @@ from torch import Tensor, nn
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.inputs import ordinary
-from veriformer.properties.module_parts import is_norm, writers
+from veriformer.properties.module_parts import writers
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import excludes_fact, needs_fact, needs_part
+from veriformer.properties.probing_structure import first_input
 from veriformer.properties.property import holds
 from veriformer.properties.stream import Stream
 from veriformer.properties.subject import Subject
@@ -247,26 +246,6 @@ def the_first_loss_is_that_of_guessing(case: Case) -> None:
     case.witness()
 
 
-def _first_input(case: Case, built: Built, run: Callable[[], Tensor]) -> Tensor:
-    """Return what the first norm or linear map of a model gets, `[B, T, D]`."""
-    seen: list[Tensor] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not seen and args and isinstance(args[0], Tensor) and args[0].shape[-1] == built.config.d_model:
-            seen.append(args[0].detach().clone())
-
-    takers = [m for m in built.module.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
-    hooks = [part.register_forward_pre_hook(note) for part in takers]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not seen:
-        case.does_not_apply("no norm or linear map of it gets a sequence of d_model channels")
-    return seen[0]
-
-
 @holds(
     "init.embedding-scale",
     statement="Token embeddings enter the first layer times sqrt(d_model) where that is declared, else as they are.",
@@ -287,11 +266,14 @@ def embeddings_are_scaled_once(case: Case) -> None:
     if table is None or not case.subject.takes_tokens:
         case.does_not_apply("no nn.Embedding of the vocabulary is found in it")
     tokens = case.tokens(2, 5)
-    before = _first_input(case, built, lambda: case.call(built, tokens))
+    before = first_input(built, lambda: case.call(built, tokens))
+    if before is None:
+        case.does_not_apply("no norm or linear map of it gets a sequence of d_model channels")
     own = table.weight.detach()[tokens].clone()
     with torch.no_grad():
         table.weight.mul_(2)
-    after = _first_input(case, built, lambda: case.call(built, tokens))
+    after = first_input(built, lambda: case.call(built, tokens))
+    assert after is not None
     count = tokens.shape[1]
     grown = (after - before)[:, -count:]  # class and register tokens stand before
     factor = float((grown * own).sum() / own.square().sum())

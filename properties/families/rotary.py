@@ -259,6 +259,9 @@ def relative_models_ignore_a_common_shift(case: Case) -> None:
     """
     stream = Stream(case, case.built())
     length, pad = case.length("T", low=2, high=8), case.integer("pad", 1, 4)
+    longest = min(stream.built.config.max_len, int(case.subject.fact("max_len", stream.built.config.max_len)))
+    if length + pad > longest:
+        case.reject("the padded sequence is too long for the subject")
     x = stream.draw(2, length)
     padded = torch.cat([stream.draw(2, pad), x], dim=1)
     mask = torch.ones(padded.shape[:2], dtype=torch.bool, device=x.device)

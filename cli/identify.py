@@ -1,0 +1,71 @@
+"""`veriformer identify`: what an implementation is, as far as calling it shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from tabulate import tabulate
+
+from veriformer.cli.pool import Pool, RefusedError, Task
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int:
+    """Say what TARGETs are: causal, windowed, where positions and norms stand, their scale, what is coupled.
+
+    What is seen is set beside what is declared; `veriformer check` judges both. Exit status: 0, or 2 where nothing
+    could be seen.
+    """
+    settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0}
+    records: list[dict[str, Any]] = []
+    try:
+        with Pool(1, settings, 8.0) as pool:
+            plan = pool.ask("plan", targets=targets, only=("numerics.finite",), exclude=(), level="all")
+            for described in plan["subjects"]:
+                pool.run([_task(described, records)])
+    except RefusedError as problem:
+        if problem.is_usage:
+            raise click.UsageError(str(problem)) from None
+        click.echo(f"Error: {problem}", err=True)
+        return 2
+    if form == "json":
+        click.echo(json.dumps(records, indent=1))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for record in records:
+            _show(console, record)
+    return 0 if records and all(not record["error"] for record in records) else 2
+
+
+def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
+    head = {"name": described["name"], "kind": described["kind"], "target": described["target"]}
+
+    def done(answer: dict[str, Any]) -> None:
+        records.append({**head, "declared": described["facts"], **answer})
+
+    def lost(why: str, late: bool) -> None:
+        records.append({**head, "declared": described["facts"], "error": why, "findings": []})
+
+    return Task("identify", lambda: {"target": described["target"]}, done, lost, [], 120.0)
+
+
+def _show(console: Console, record: dict[str, Any]) -> None:
+    console.print(f"[bold]{record['name']}[/bold]  {record['kind']}")
+    if record["error"]:
+        console.print(f"  nothing could be seen: {record['error']}")
+        return
+    rows = []
+    for finding in record["findings"]:
+        declared = record["declared"].get(finding["name"])
+        differs = declared is not None and finding["is_fact"] and declared != finding["value"]
+        beside = f"declared {declared!r}" if differs else ("declared" if declared is not None else "")
+        rows.append([f"  {finding['name']}", str(finding["value"]), beside, finding["how"]])
+    width = max(40, console.width - 75)
+    console.print(tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, None, width]))
