@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import click
+from tabulate import tabulate
 
 
 @click.command()
@@ -25,8 +26,12 @@ def explain(id: str) -> int:  # noqa: A002 - the catalogue's word
         if prop.requires:
             click.echo(f"  requires  {', '.join(prop.requires)}")
         if prop.catches:
-            click.echo(f"  catches   {', '.join(prop.catches)}")
+            click.echo(f"  catches   {', '.join(prop.catches)} (documented in released code)")
         click.echo(
             "\n" + "\n".join(f"  {line}".rstrip() for line in inspect.cleandoc(prop.explanation).splitlines()) + "\n"
         )
+        if prop.faults:
+            click.echo("  shown failing by")
+            rows = [[f"    {f['id']}", f["title"], f["citation"]] for f in prop.faults]
+            click.echo(tabulate(rows, tablefmt="plain") + "\n")
     return 0

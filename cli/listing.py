@@ -13,7 +13,7 @@ from tabulate import tabulate
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--kind", help="only properties that speak of this kind")
 def list_properties(form: str, kind: str | None) -> int:
-    """List every property: id, level, kinds, statement."""
+    """List every property: id, level, the number of faults that show it failing, statement, kinds."""
     from veriformer.properties.property import catalogue
     from veriformer.properties.subject import KINDS
 
@@ -25,13 +25,18 @@ def list_properties(form: str, kind: str | None) -> int:
             {
                 "id": p.id, "level": p.level, "kinds": list(p.kinds), "statement": p.statement,
                 "formula": p.formula, "source": p.source, "catches": list(p.catches),
+                "faults_killed": [fault["id"] for fault in p.faults],
             }
             for p in chosen
         ]  # fmt: skip
         click.echo(json.dumps(records, indent=1))
         return 0
-    width = max(60, Console().width - 52)
-    rows = [[p.id, "core" if p.level == "core" else "", p.statement] for p in chosen]
-    click.echo(tabulate(rows, headers=["property", "level", "statement"], maxcolwidths=[None, None, width]))
-    click.echo(f"{len(chosen)} properties, {sum(p.level == 'core' for p in chosen)} of them core")
+    width = max(40, (Console().width - 62) // 2)
+    rows = [[p.id, p.level, len(p.faults), p.statement, ", ".join(p.kinds)] for p in chosen]
+    headers = ["property", "level", "faults", "statement", "kinds"]
+    click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, None, None, width, max(24, width // 2)]))
+    click.echo(
+        f"{len(chosen)} properties, {sum(p.level == 'core' for p in chosen)} of them core, shown failing by "
+        f"{len({fault['id'] for p in chosen for fault in p.faults})} faults"
+    )
     return 0

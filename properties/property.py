@@ -7,11 +7,14 @@ To add a property, write one function with `@holds(...)` in the file of its fami
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from veriformer.properties.subject import KINDS, Subject
@@ -71,11 +74,22 @@ class Property:
         """The docstring of the check: why the statement is true and when it does not apply."""
         return (self.check.__doc__ or "").strip()
 
+    @property
+    def faults(self) -> list[dict[str, str]]:
+        """The faults of the zoo that show this property failing: id, title, citation."""
+        return _faults_killed().get(self.id, [])
+
     def why_not(self, subject: Subject) -> str | None:
         """Return why the property does not apply to `subject`, or None if it does."""
         if subject.kind not in self.kinds:
             return f"speaks of {', '.join(self.kinds)}, not of {subject.kind}"
         return self.inapplicable(subject)
+
+
+@functools.cache
+def _faults_killed() -> dict[str, list[dict[str, str]]]:
+    text = resources.files("veriformer.properties").joinpath("faults_killed.json").read_text(encoding="utf-8")
+    return json.loads(text)
 
 
 def holds(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from record_faults import RECORD, killed
 
 from mutants import Fault, all_faults
 from veriformer.properties.engine import run
@@ -24,3 +27,8 @@ def test_fault_is_noticed(mutant: Fault) -> None:
 def test_every_property_is_needed() -> None:
     noticed = {i for f in MUTANTS.values() for i in f.killed_by}
     assert not set(catalogue()) - noticed, "properties that no fault shows failing"
+
+
+def test_the_record_of_faults_is_that_of_the_zoo() -> None:
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert recorded == killed(), "run `python tests/record_faults.py`"
