@@ -1,4 +1,4 @@
-"""Leave the process as it was: random states, gradient mode, default dtype, threads, train and eval modes."""
+"""Leave the process as it was: random states, gradient mode, dtype, precision, threads, train and eval modes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     grad, dtype, num_threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         if isinstance(module, nn.Module):
             module.eval()
         torch.set_grad_enabled(True)
+        torch.set_float32_matmul_precision("highest")  # no TF32: its 10 bits are not float32's 23
+        torch.backends.cudnn.allow_tf32 = False
         torch.set_num_threads(threads)
         yield
     finally:
@@ -39,4 +42,6 @@ def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = cudnn
         torch.set_num_threads(num_threads)

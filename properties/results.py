@@ -209,6 +209,7 @@ class Report:
             "seed": self.seed,
             "profile": self.profile,
             "device": self.device,
+            "tf32": False,
             "seconds": round(self.seconds, 3),
             "subjects": [plain(s) for s in self.subjects],
         }

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from veriformer.properties.adapters.torch_kernels import KERNELS, MATH
 from veriformer.properties.subject import DrawnConfig, Subject
 
 
@@ -71,7 +70,7 @@ def scaled_dot_product(model: Any, q: Any, k: Any, v: Any, attention_mask: Any =
     )
 
 
-_FACTS = {"causal": False, "positions": "none", "bias": True}
+_FACTS = {"causal": False, "positions": "none", "bias": True, "padding_side": "both"}
 
 SELF = Subject(
     kind="self_attention",
@@ -81,6 +80,7 @@ SELF = Subject(
     weights=self_attention_weights,
     projections=projections,
     mask_forms=("padding", "pairwise"),
+    backends=MATH,
     declares=_FACTS,
 )
 SELF_WITH_WEIGHTS = Subject(
@@ -100,19 +100,15 @@ CROSS = Subject(
     forward=cross_attention,
     weights=cross_attention_weights,
     projections=projections,
+    backends=MATH,
     declares={"bias": True},
 )
-_KERNELS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
-_CUDA_KERNELS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 SDPA = Subject(
     kind="attention",
     name="F.scaled_dot_product_attention",
     forward=scaled_dot_product,
     mask_forms=("pairwise", "additive"),
-    backends={
-        name: partial(sdpa_kernel, kernel)
-        for name, kernel in (_KERNELS | (_CUDA_KERNELS if torch.cuda.is_available() else {})).items()
-    },
+    backends=KERNELS,
     # documented: is_causal aligns to the top left; rows without a visible key give zeros
     declares={
         "grouped_queries": True,

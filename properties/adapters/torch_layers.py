@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from veriformer.properties.adapters.torch_kernels import MATH
 from veriformer.properties.subject import DrawnConfig, Subject
 
 
@@ -96,9 +97,10 @@ def _encoder_layer(norm_first: bool, activation: str = "relu") -> Subject:
     return Subject(
         kind="layer",
         name=f"nn.TransformerEncoderLayer({'pre' if norm_first else 'post'}-LN, {activation})",
+        backends=MATH,
         build=partial(build_encoder_layer, norm_first=norm_first, activation=activation),
         forward=encode,
-        declares=_facts(norm_first, causal=False, activation=activation),
+        declares=_facts(norm_first, causal=False, activation=activation, padding_side="both"),
     )
 
 
@@ -107,10 +109,18 @@ def _encoder(norm_first: bool, causal: bool = False) -> Subject:
     return Subject(
         kind="encoder",
         inputs="embeddings",
+        backends=MATH,
         name=f"nn.TransformerEncoder({words}{'pre' if norm_first else 'post'}-LN)",
         build=partial(build_encoder, norm_first=norm_first),
         forward=encode_causally if causal else encode,
-        declares=_facts(norm_first, causal=causal, activation="relu", final_norm=norm_first),
+        # with a causal mask, left padding leaves queries without a key: NaN on the fast path
+        declares=_facts(
+            norm_first,
+            causal=causal,
+            activation="relu",
+            final_norm=norm_first,
+            padding_side="right" if causal else "both",
+        ),
     )
 
 
@@ -118,6 +128,7 @@ def _decoder(norm_first: bool, layers: bool) -> Subject:
     return Subject(
         kind="encoder_decoder",
         inputs="embeddings",
+        backends=MATH,
         name=f"nn.TransformerDecoder{'' if layers else 'Layer'}({'pre' if norm_first else 'post'}-LN)",
         build=partial(build_decoder if layers else build_decoder_layer, norm_first=norm_first),
         forward=decode,
@@ -130,6 +141,7 @@ def _transformer(norm_first: bool) -> Subject:
     return Subject(
         kind="encoder_decoder",
         inputs="embeddings",
+        backends=MATH,
         name=f"nn.Transformer({'pre' if norm_first else 'post'}-LN)",
         build=partial(build_transformer, norm_first=norm_first),
         forward=transform,
