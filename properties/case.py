@@ -21,6 +21,8 @@ from veriformer.properties.violations import InfluenceMap, NotSpokenOfError, Sub
 from veriformer.properties.workbench import Workbench
 
 Cause = Callable[[], str | None]
+COMPILED_LENGTH = 5
+"""Length at which properties walk compiled code: longer than one, and no size of the smallest model."""
 
 
 class Case:
@@ -192,6 +194,7 @@ class Case:
         masks: Sequence[str] = ("none", "ones"),
         modes: Sequence[str] = GRAD_MODES,
         training: bool = False,
+        compiled: bool = False,
     ) -> Iterator[Path]:
         """Go through the paths that the subject offers; each is counted as walked.
 
@@ -199,12 +202,14 @@ class Case:
             masks: forms of mask that the property can use.
             modes: gradient modes that it can use.
             training: whether it also holds in train mode, where the model called last is deterministic there.
+            compiled: whether to walk torch.compile too: at one size, since every new form of input is compiled anew.
         """
         if training:
             training = self._built is not None and self.bench.is_deterministic_in_training(self._built)
         single = self._built is not None and self._built.dtype == torch.float32
         autocast = single and isinstance(self._built.module, torch.nn.Module) if self._built else False
-        compiles = autocast and self.bench.compiles and self._config in (None, self.bench.configs[0])
+        at_one_size = self._config == self.bench.configs[0] and self.choices.get("T") == COMPILED_LENGTH
+        compiles = compiled and autocast and at_one_size and self.bench.compiles
         for path in paths_of(
             self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
         ):

@@ -137,5 +137,7 @@ class Search:
             raise
         except Exception as problem:
             assert self.last is not None
+            if not failed and time.perf_counter() > self.deadline:
+                raise BudgetSpent from problem  # Hypothesis calls a run that ends for want of time a flaky one
             return failed[-1] if failed else Found(self.last, problem)
         return None

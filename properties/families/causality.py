@@ -66,7 +66,7 @@ def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
     loud = 100.0 if x.is_floating_point() and case.flag("loud") else 1
     changed[:, first:] = (stream.other(x) * loud if x.is_floating_point() else stream.other(x))[:, first:]
     real = case.integer("real", first, length)
-    for path in case.paths(masks=("none", "ones", "padded"), training=True):
+    for path in case.paths(masks=("none", "ones", "padded"), training=True, compiled=True):
         mask = _mask(stream, x, path, real)
         after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
         show = _Map(case, stream, path)

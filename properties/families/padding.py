@@ -109,11 +109,7 @@ def padding_content_does_not_matter(case: Case) -> None:
     if x.is_floating_point():
         other = other * case.choice("loud", (1.0, 100.0, 10_000.0))
     changed = torch.where(_broad(mask, x), x, other)
-    paths = [*case.paths(masks=("padded",), modes=_GRAD_MODES)]
-    if case.bench.is_deterministic_in_training(stream.built):
-        paths.append(Path(mask="padded", training=True))
-    for path in paths:
-        case.path = str(path)
+    for path in case.paths(masks=("padded",), modes=_GRAD_MODES, training=True, compiled=True):
         after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
         kept, was = padded.real_outputs(after), padded.real_outputs(before)
         case.close(
