@@ -90,7 +90,8 @@ def check(
         click.echo(json.dumps(record, indent=1))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        print_report(console, record, run.statements, run.catalogue_size, verbose=verbose)
+        whole = not only and not exclude  # of a part of the catalogue it says nothing that paths were not walked
+        print_report(console, record, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
         for subject in record["subjects"]:
             for result in subject["results"]:
                 if result["outcome"] == "FAIL" and result["counterexample"]:

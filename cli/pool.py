@@ -63,6 +63,14 @@ class Worker:
         self.process.join()
         self.connection.close()
 
+    def retire(self) -> None:
+        """Let an idle process end by itself, so that it leaves nothing behind; end it if it does not."""
+        self.connection.close()
+        self.process.join(3)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
     def epitaph(self) -> str:
         """Say how the process ended."""
         self.process.join(5)
@@ -105,8 +113,10 @@ class Pool:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for worker in [*self._idle, *self._busy]:
+        for worker in self._busy:
             worker.stop()
+        for worker in self._idle:
+            worker.retire()
 
     def ask(self, question: str, seconds: float = 300.0, **arguments: Any) -> dict[str, Any]:
         """Ask one question and wait for the answer.

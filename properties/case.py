@@ -296,13 +296,14 @@ class Case:
         worst = worst_difference(got, expected, unit)
         self.bench.tally.note(worst.error, limit)
         if worst.error > limit:
+            scale = bound if isinstance(bound, int | float) else 1.0  # a bound of its own is told as it is
             raise Violation(
                 headline=what,
                 got=f"{worst.got:.6g}",
                 expected=f"{worst.expected:.6g}",
                 index=worst.index,
-                error=worst.error,
-                tolerance=limit,
+                error=worst.error * scale,
+                tolerance=limit * scale,
                 path=self.path,
                 cause=cause,
                 influence=influence,

@@ -34,7 +34,13 @@ def summary(subject: Mapping[str, Any], catalogue: int) -> str:
 
 
 def print_report(
-    console: Console, report: Mapping[str, Any], statements: Mapping[str, str], catalogue: int, *, verbose: bool = False
+    console: Console,
+    report: Mapping[str, Any],
+    statements: Mapping[str, str],
+    catalogue: int,
+    *,
+    verbose: bool = False,
+    with_paths: bool = True,
 ) -> None:
     """Print one line a subject, and one a property that did not pass.
 
@@ -44,6 +50,7 @@ def print_report(
         statements: property id to statement.
         catalogue: number of properties there are.
         verbose: also print what passed and what does not apply.
+        with_paths: also print which paths were never walked.
     """
     for subject in report["subjects"]:
         troubled = {r["outcome"] for r in subject["results"]} & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
@@ -59,7 +66,8 @@ def print_report(
                 Text(f"    VOID: the fault {missed!r}, put into this subject, went unnoticed", style="bold red")
             )
         _print_results(console, subject["results"], statements, verbose)
-    _print_never_walked(console, report["subjects"], verbose)
+    if with_paths:
+        _print_never_walked(console, report["subjects"], verbose)
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}; profile {report['profile']}, "

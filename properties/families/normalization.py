@@ -62,7 +62,7 @@ def the_formula_holds_at_every_scale(case: Case) -> None:
 
 def _cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) -> str | None:
     """Try the usual slips: the first whose formula gives the answers is the cause."""
-    got, wide = case.call(built, x).double(), x.double()
+    got, wide = case.call(built, x).detach().double(), x.double()
     centre = wide - wide.mean(dim=-1, keepdim=True) if model.centred else wide
     width = x.shape[-1]
     deviation = centre.square().mean(dim=-1, keepdim=True).sqrt()

@@ -26,12 +26,18 @@ _WITH_TENSORS = tuple(kind for kind in _CALLABLE if kind not in ("positions", "p
     catches=("PM01",),
 )
 def ordinary_inputs_give_finite_outputs(case: Case) -> None:
-    """Unit normal values, values a hundred times larger or smaller, constants and duplicates are ordinary."""
+    """Unit normal values, values a hundred times larger or smaller, zeros, subnormal numbers and a sequence that
+    repeats one entry are ordinary.
+    """
     built = case.built()
     # float16 ends at 65504: the scores of inputs of 100 are out of its range, whatever the implementation
-    scale = case.choice("scale", (1.0, 0.01, 0.0) if built.dtype == torch.float16 else (1.0, 0.01, 100.0, 0.0))
+    large = () if built.dtype == torch.float16 else (100.0,)
+    subnormal = torch.finfo(built.dtype).tiny / 4
+    scale = case.choice("scale", (1.0, 0.01, *large, 0.0, subnormal))
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [(x * scale if x.is_floating_point() else x).to(case.bench.device) for x in inputs.tensors]
+    if case.flag("repeated"):
+        tensors = [x[:, :1].expand_as(x).contiguous() if x.ndim > 1 else x for x in tensors]
     for path in case.paths(masks=("none",)):
         output = case.call(built, *tensors, *inputs.extras, path=path)
         case.finite(output, "an ordinary input gives NaN or infinity")
