@@ -15,7 +15,7 @@ from veriformer.properties.compare import size_of
 from veriformer.properties.inputs import Inputs, ordinary
 from veriformer.properties.paths import Path
 from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_part
+from veriformer.properties.premises import excludes_fact, needs_part
 from veriformer.properties.property import holds
 
 _SUBLAYERS = ("feed_forward", "self_attention", "cross_attention")
@@ -160,7 +160,7 @@ def _hard_coded(case: Case, built: Built, inputs: Inputs) -> str | None:
     source=_SRIVASTAVA,
     kinds=_SUBLAYERS,
     level="extended",
-    unless=needs_part("build"),
+    unless=(needs_part("build"), excludes_fact("drop_path_scaled", False)),
     examples_factor=0.3,
     catches=("DR04",),
 )
