@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import warnings
@@ -27,6 +28,7 @@ def compiled(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
         torch._dynamo.reset()
     torch._inductor.config.compile_threads = 1
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # a graph break is no news here
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(module, *args, **kwargs)

@@ -180,6 +180,8 @@ def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     if (window := case.subject.fact("window")) is not None and window < length:
         case.reject("the observer does not see both inputs")
     stream = Stream(case, case.built())
+    if stream.built.dtype in (torch.bfloat16, torch.float16):
+        case.does_not_apply("in half precision the least slope of ALiBi, 2^-8, cannot be told from rounding")
     x = torch.cat([_distinct(case, stream, length) for _ in range(8)])  # one of them will not happen to look away
     order = [1, 0, *range(2, length)]
     swapped, straight = stream(x[:, order]), stream(x)
