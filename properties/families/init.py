@@ -239,8 +239,8 @@ def the_first_loss_is_that_of_guessing(case: Case) -> None:
         error=excess,
         tolerance=1.5,
         cause=lambda: (
-            f"logits have a variance of {float(logits.var()):.3g}; embeddings that are tied to the output need "
-            "a standard deviation of 1/sqrt(d_model)"
+            f"the logits have a variance of {float(logits.var()):.3g}: is the output layer, or the embedding tied to it,"
+            " drawn with a standard deviation of 1?"
         ),
     )
     case.witness()
