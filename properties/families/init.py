@@ -239,7 +239,7 @@ def the_first_loss_is_that_of_guessing(case: Case) -> None:
         error=excess,
         tolerance=1.5,
         cause=lambda: (
-            f"the logits have a variance of {float(logits.var()):.3g}: is the output layer, or the embedding tied to it,"
+            f"the logits have a variance of {float(logits.var()):.3g}: was the output layer, or the table tied to it,"
             " drawn with a standard deviation of 1?"
         ),
     )
