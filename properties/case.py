@@ -14,15 +14,13 @@ from veriformer.properties.draws import Draws
 from veriformer.properties.forms import forms_of
 from veriformer.properties.layouts import laid_out
 from veriformer.properties.palette import colliding_lengths
-from veriformer.properties.paths import DEFAULT, GRAD_MODES, Path, paths_of, walking
+from veriformer.properties.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, paths_of, walking
 from veriformer.properties.pool import Built
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.properties.violations import InfluenceMap, NotSpokenOfError, SubjectError, Violation
 from veriformer.properties.workbench import Workbench
 
 Cause = Callable[[], str | None]
-COMPILED_LENGTH = 5
-"""Length at which properties walk compiled code: longer than one, and no size of the smallest model."""
 
 
 class Case:
@@ -226,10 +224,7 @@ class Case:
             SubjectError: it raised, or is not there.
         """
         function = getattr(self.subject, part)
-        if built is not None and function is None and part == "forward":
-            function, args = built.module, args
-        elif built is not None:
-            args = (built.module, *args)
+        args = args if built is None else (built.module, *args)
         if self.bench.recorder:
             self.bench.recorder.path = path
         return self.bench.call(function, *args, **kwargs)

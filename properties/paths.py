@@ -12,6 +12,8 @@ from torch import nn
 from veriformer.properties.subject import Subject
 
 GRAD_MODES = ("grad", "no_grad", "inference")
+COMPILED_LENGTH = 5
+"""Length at which properties walk compiled code: longer than one, and no size of the smallest model."""
 
 
 @dataclass(frozen=True)
