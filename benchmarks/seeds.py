@@ -32,7 +32,8 @@ def main() -> None:
     print(f"\n{len(seen[0])} outcomes a seed; {len(differing)} of them differ between seeds")
     for (subject, prop), told in differing:
         print(f"- {subject}, {prop}: {', '.join(map(str, told))}")
-    print(f"\n`python benchmarks/seeds.py --seeds {arguments.seeds} --profile {arguments.profile}`")
+    named = " ".join(arguments.targets)
+    print(f"\n`python benchmarks/seeds.py --seeds {arguments.seeds} --profile {arguments.profile} {named}`")
 
 
 def outcomes(targets: list[str], profile: str, seed: int) -> dict[tuple[str, str], str]:
