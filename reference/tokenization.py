@@ -6,7 +6,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 Pair = tuple[str, str]
 _WORDS = re.compile(r" ?\S+|\s+(?!\S)|\s+")
@@ -247,7 +248,7 @@ class Unigram:
         for end in range(1, len(text) + 1):
             starts = range(max(0, end - self._longest), end)
             known = [(best[a][0] + self.log_p[text[a:end]], a) for a in starts if text[a:end] in self.log_p]
-            best.append(max(known, default=(best[end - 1][0] + self._penalty, end - 1), key=_first))
+            best.append(max(known, default=(best[end - 1][0] + self._penalty, end - 1), key=itemgetter(0)))
         pieces: list[str] = []
         end = len(text)
         while end:
@@ -265,9 +266,6 @@ class Unigram:
         """Return the text of ids; unknown letters become the replacement character."""
         joined = "".join(self._pieces[i] if i < self.unknown else "\N{REPLACEMENT CHARACTER}" for i in ids)
         return joined.replace(self.SPACE, " ").removeprefix(" ")
-
-
-_first: Callable[[tuple[float, int]], float] = lambda scored: scored[0]  # noqa: E731
 
 
 def _normalised(counts: Mapping[str, float]) -> dict[str, float]:

@@ -132,17 +132,17 @@ def cost_grows_as_it_must(case: Case) -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that an operation makes."""
+    """Notes the bytes of the largest tensor that an operation makes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries = 0
+        self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         for value in output if isinstance(output, tuple | list) else (output,):
             if isinstance(value, Tensor):
-                self.entries = max(self.entries, value.untyped_storage().nbytes())
+                self.bytes = max(self.bytes, value.untyped_storage().nbytes())
         return output
 
 
@@ -150,7 +150,7 @@ def _largest(case: Case, built: Built, length: int) -> int:
     watch = _Largest()
     with watch, contextlib.nullcontext() if case.subject.is_functional else torch.no_grad():
         _run(case, built, 1, length)
-    return watch.entries
+    return watch.bytes
 
 
 @holds(

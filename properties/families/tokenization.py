@@ -17,8 +17,8 @@ from veriformer.properties.property import holds
 from veriformer.properties.violations import SubjectError
 
 _KIND = ("tokenizer",)
-_ALGORITHM = "abc "
-"""Few letters, so that pairs repeat and pieces overlap."""
+_FEW_LETTERS = "abc "
+"""So that pairs repeat and pieces overlap."""
 
 LONGEST = 12
 """Letters of a text whose segmentations are all tried: at most 2^11 of them."""
@@ -217,12 +217,12 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     merges = [tuple(pair) for pair in case.ask("merges", built=built)]
     plain = [joined for pair in merges if (joined := "".join(pair)).isascii() and joined.isalpha()]
     parts = [case.choice("part", plain or ["ab"]) for _ in range(case.integer("parts", 1, 4))]
-    text = "".join(parts) + case.text("text", _ALGORITHM, 10)
+    text = "".join(parts) + case.text("text", _FEW_LETTERS, 10)
     expected = [vocabulary.get(p, -1) for word in _segments(case, built, text) for p in _applied(word, merges)]
     _agree(case, text, _encode(case, built, text), expected, "the ids are not those of the merges in order")
     if case.subject.train is not None:
-        drawn = torch.randint(len(_ALGORITHM), (case.integer("corpus", 4, 80),), generator=case.generator)
-        _judge_training(case, "".join(_ALGORITHM[i] for i in drawn.tolist()))
+        drawn = torch.randint(len(_FEW_LETTERS), (case.integer("corpus", 4, 80),), generator=case.generator)
+        _judge_training(case, "".join(_FEW_LETTERS[i] for i in drawn.tolist()))
     case.witness()
 
 
