@@ -1,4 +1,4 @@
-"""How often a right implementation is failed, and how close any came: the check of the shipped subjects over many seeds.
+"""How often a right implementation is failed, and how close any came: the shipped subjects over many seeds.
 
 python benchmarks/false_alarms.py [--quick 1000] [--standard 100] [--minutes 60] [--store FILE] > false-alarms.md
 
@@ -21,8 +21,8 @@ from typing import Any
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-import pandas as pd
-from rich.progress import Progress
+import pandas as pd  # noqa: E402
+from rich.progress import Progress  # noqa: E402
 
 WANTED_MARGIN = 0.5
 

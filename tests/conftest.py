@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "properties", "ablations", "reports", "cli")
+PACKAGES = ("reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
 
 
 @pytest.fixture(scope="session")

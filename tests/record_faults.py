@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mutants import all_faults
+from veriformer.tests.mutants import all_faults
 
 RECORD = Path(__file__).parent.parent / "properties" / "faults_killed.json"
 

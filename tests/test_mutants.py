@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from record_faults import RECORD, killed
 
-from mutants import Fault, all_faults
+from record_faults import RECORD, killed
 from veriformer.properties.engine import run
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import catalogue, named
+from veriformer.tests.mutants import Fault, all_faults
 
 MUTANTS = all_faults()
 

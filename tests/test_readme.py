@@ -43,9 +43,9 @@ def test_every_picture_is_there() -> None:
 
 
 def test_the_counts_of_properties_faults_and_traps() -> None:
-    from mutants import all_faults
-    from traps import all_traps
     from veriformer.properties.property import catalogue
+    from veriformer.tests.mutants import all_faults
+    from veriformer.tests.traps import all_traps
 
     assert f"veriformer has {len(catalogue())} of them" in README
     assert f"at least one of {len(all_faults())} faults" in README

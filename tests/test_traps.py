@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traps import Trap, all_traps
 from veriformer.properties.engine import run, select
 from veriformer.properties.profiles import Settings
+from veriformer.tests.traps import Trap, all_traps
 
 TRAPS = all_traps()
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mutants import fault
-from mutants.parts import attention, masked
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import attention, masked
 
 
 @fault(

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import CausalLayer, layer, model
 from veriformer.properties.subject import Subject
 from veriformer.reference import attention as reference_attention
 from veriformer.reference.attention import MultiHeadAttention
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import CausalLayer, layer, model
 
 
 class _Shifted(MultiHeadAttention):

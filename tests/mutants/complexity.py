@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutants import fault
-from mutants.parts import sized
 from veriformer.properties.adapters.reference_models import facts_of, forward
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference.model import build
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import sized
 
 
 def costly(cls: type[nn.Module], **choices: Any) -> Subject:

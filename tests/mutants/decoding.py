@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import sized
 from veriformer.properties.adapters.reference_models import cached
 from veriformer.properties.subject import Subject
 from veriformer.reference.cache import LayerCache
 from veriformer.reference.model import build
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import sized
 
 
 def decoder(cache: Any, positions: str = "rotary") -> Subject:

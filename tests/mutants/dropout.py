@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutants import fault
 from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.tests.mutants import fault
 
 
 class Network(nn.Module):

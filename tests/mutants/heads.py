@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import SelfAttention, model, projections, self_attention
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import SelfAttention, model, projections, self_attention
 
 
 @fault(

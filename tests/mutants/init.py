@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import sized
 from veriformer.properties.adapters import reference_parts
 from veriformer.properties.adapters.reference_models import facts_of, forward
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.model import build
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import sized
 
 
 def started(kind: str, change: Any, declares: dict[str, Any] | None = None, **choices: Any) -> Subject:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
 
 EPS = 1e-5
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import SelfAttention, self_attention
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import SelfAttention, self_attention
 
 
 @fault(

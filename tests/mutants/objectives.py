@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutants import fault
 from veriformer.properties.adapters.reference_objectives import SHIPPED, accumulate, build_decoder, mask, plain
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference import schedules
 from veriformer.reference.objectives import cross_entropy, shifted
+from veriformer.tests.mutants import fault
 
 
 def loss(forward: Any, accumulated: Any = None, **declares: Any) -> Subject:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import SelfAttention, layer, model
 from veriformer.properties.subject import Subject
 from veriformer.reference import model as reference_model
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import SelfAttention, layer, model
 
 
 def _layer(weights: Any) -> Subject:

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import model
 from veriformer.properties.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import model
 
 _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
 

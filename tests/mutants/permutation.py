@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mutants import fault
-from mutants.parts import SelfAttention, layer, model, self_attention
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import SelfAttention, layer, model, self_attention
 
 
 @fault("FF07", "FFN/reshape mixes positions", citation="documented bug FF07", killed_by=("permutation.equivariance",))

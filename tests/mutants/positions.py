@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import model, positions
 from veriformer.properties.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import model, positions
 
 
 def _table(omega: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mutants import fault
-from mutants.parts import SelfAttention, model, self_attention
 from veriformer.properties.subject import Subject
 from veriformer.reference.blocks import EncoderLayer, NoSkip, Sublayer
 from veriformer.reference.config import Config
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.parts import SelfAttention, model, self_attention
 
 
 def reference_layer(placement: str, change: Any, **facts: Any) -> Subject:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mutants import fault
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants import fault
 
 
 def _softmax(function: Any) -> Subject:

@@ -7,10 +7,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from mutants import fault
 from veriformer.properties.adapters.reference_tokenizers import SHIPPED, SPECIAL, encode
 from veriformer.properties.subject import Subject
 from veriformer.reference.tokenization import BytePairEncoding, letters, merge, split_words
+from veriformer.tests.mutants import fault
 
 
 def byte_pairs(**changes: Any) -> Subject:

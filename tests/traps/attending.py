@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mutants.parts import SelfAttention, attention, masked, self_attention
-from traps import trap
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
+from veriformer.tests.traps import trap
 
 
 @trap("T01", "No 1/sqrt(d_k): T5 folds it into the initialisation", "facebookresearch/xformers#522")

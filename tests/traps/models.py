@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants.parts import CausalLayer, SelfAttention, layer, model
-from traps import trap
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants.parts import CausalLayer, SelfAttention, layer, model
+from veriformer.tests.traps import trap
 
 
 @trap("T26", "Outputs at padded positions are garbage", "huggingface/transformers#17463")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from traps import trap
 from veriformer.properties.subject import DrawnConfig, Subject
 from veriformer.reference import schedules
+from veriformer.tests.traps import trap
 
 
 @trap("noam-from-zero", "A scheduler counts its steps from 0")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants.parts import SelfAttention, model, positions
-from traps import trap
 from veriformer.properties.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
+from veriformer.tests.mutants.parts import SelfAttention, model, positions
+from veriformer.tests.traps import trap
 
 
 @trap("T11", "sin/cos in halves instead of interleaved, undeclared", "tensorflow/tensor2tensor#177")
