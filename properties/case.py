@@ -102,6 +102,7 @@ class Case:
 
     def reject(self, reason: str) -> None:
         """Give this case up: it does not meet the premise."""
+        self.bench.tally.given_up.add(reason)
         self._draws.reject(reason)
 
     def does_not_apply(self, reason: str) -> NoReturn:

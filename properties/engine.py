@@ -179,7 +179,10 @@ def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
         measures=dict(tally.measures),
     )
     if found is None:
-        if tally.witnesses * 10 < max(tally.examples, 1):
+        if not tally.examples and tally.given_up:
+            result.outcome = r.NOT_APPLICABLE
+            result.reason = f"every case was given up: {'; '.join(sorted(tally.given_up))}"
+        elif tally.witnesses * 10 < max(tally.examples, 1):
             result.outcome = r.VACUOUS
             result.reason = f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown"
     elif isinstance(found.problem, Violation):

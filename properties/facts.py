@@ -123,6 +123,7 @@ FACTS: Mapping[str, Fact] = {
         _flag("bidirectional", "a relative bias tells the past from the future"),
         _size("num_buckets", "number of T5 buckets"),
         _size("max_distance", "distance from which T5 buckets saturate"),
+        _count("padding_idx", "token id whose embedding stays zero and is not trained"),
         _count("position_offset", "index of the first position in the table"),
         _count("extra_tokens", "class and register tokens that the subject puts before its input"),
         Fact("ignore_index", "an integer", lambda v: isinstance(v, int), "label that is not counted (default -100)"),

@@ -42,6 +42,7 @@ class Tally:
         measures: what was measured beside, the largest of each.
         subject_seconds: spent inside the subject.
         calls: of the subject.
+        given_up: reasons for which cases were given up before anything was compared.
     """
 
     examples: int = 0
@@ -53,6 +54,7 @@ class Tally:
     measures: dict[str, float] = field(default_factory=dict)
     subject_seconds: float = 0.0
     calls: int = 0
+    given_up: set[str] = field(default_factory=set)
 
     def note(self, error: float, tolerance: float) -> None:
         """Keep the comparison if its margin is the worst so far."""

@@ -11,6 +11,7 @@ from veriformer.properties.engine import run
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import catalogue, named
 from veriformer.tests.mutants import Fault, all_faults
+from veriformer.tests.mutants.documented import NOT_EXPRESSED, documented
 
 MUTANTS = all_faults()
 
@@ -21,12 +22,18 @@ def test_fault_is_noticed(mutant: Fault) -> None:
     unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in report.results if r.outcome != "FAIL"]
     assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
     causes = [r.counterexample.cause for r in report.results if r.counterexample]
-    assert not mutant.cause or any(mutant.cause in cause for cause in causes), causes
+    assert not mutant.cause or any(mutant.names(cause) for cause in causes), causes
 
 
 def test_every_property_is_needed() -> None:
     noticed = {i for f in MUTANTS.values() for i in f.killed_by}
     assert not set(catalogue()) - noticed, "properties that no fault shows failing"
+
+
+def test_every_documented_defect_is_expressed_or_said_not_to_be() -> None:
+    expressed = {f.bug.id for f in MUTANTS.values() if f.bug}
+    assert not expressed & set(NOT_EXPRESSED)
+    assert expressed | set(NOT_EXPRESSED) == set(documented())
 
 
 def test_the_record_of_faults_is_that_of_the_zoo() -> None:

@@ -16,6 +16,7 @@ from veriformer.properties.oracles import attention_bound, multi_head_oracle, pr
 from veriformer.properties.premises import excludes_fact, needs_part
 from veriformer.properties.property import holds
 from veriformer.properties.subject import Subject
+from veriformer.properties.violations import SubjectError
 
 _PAPER = "Vaswani et al. 2017, equation 1."
 _MODULES = ("self_attention", "cross_attention")
@@ -56,6 +57,7 @@ def output_follows_the_definition(case: Case) -> None:
                 bound=drawn.bound(),
                 cause=lambda got=got: attention_cause(got, drawn.query, drawn.key, drawn.value, drawn.scale),  # type: ignore[misc]
             )
+        _values_of_another_width(case, drawn)
         case.witness()
         return
     built = case.built()
@@ -78,6 +80,25 @@ def output_follows_the_definition(case: Case) -> None:
             cause=lambda got=got: _module_cause(case, got, x, memory, parts, scale, allow),  # type: ignore[misc]
         )
     case.witness()
+
+
+def _values_of_another_width(case: Case, drawn: Attending) -> None:
+    """Values may be wider or narrower than queries and keys; a kernel that refuses that is not held to it."""
+    batch, heads, keys, width = drawn.value.shape
+    value = case.normal(batch, heads, keys, width + case.choice("E - K", (0, 2, -2)), dtype=drawn.value.dtype)
+    if value.shape[-1] == width:
+        return
+    try:
+        got = drawn(value=value)
+    except SubjectError:
+        return
+    case.close(
+        got,
+        drawn.oracle(value=value),
+        f"with values of {value.shape[-1]} channels and keys of {width} the output is not softmax(q k^T * scale) v",
+        bound=drawn.bound(value=value),
+        cause=lambda: "channels beyond the width of the keys are lost or made up",
+    )
 
 
 def _module_cause(

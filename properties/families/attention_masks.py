@@ -298,9 +298,17 @@ def backends_agree(case: Case) -> None:
         case.witness()
 
 
+def _bottom_right(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+def _top_left(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril()
+
+
 @holds(
     "causality.alignment",
-    statement="With fewer queries than keys the causal mask is aligned to the last key.",
+    statement="Where queries and keys differ in number the causal mask is aligned to the last key.",
     formula="query t of T sees keys 0 .. t + S - T",
     source="Cached decoding: the newest query has seen every key; the other alignment hides all but the first.",
     kinds=("attention",),
@@ -313,21 +321,26 @@ def the_last_query_sees_all_keys(case: Case) -> None:
     convention of that primitive; a subject that declares causal_alignment='top-left' is held to that.
     """
     drawn = Attending(case)
-    queries, keys = drawn.query.shape[2], drawn.key.shape[2]
-    if queries > keys:
-        case.reject("more queries than keys leave rows empty")
-    top_left = case.subject.fact("causal_alignment") == "top-left"
-    step = 0 if top_left else keys - queries
-    allow = torch.ones(queries, keys, dtype=torch.bool, device=drawn.key.device).tril(step)
-    for path in case.paths(masks=("none",)):
-        got = drawn(causal=True, path=path)
-        case.close(
-            got,
-            drawn.oracle(allow=allow),
-            f"with {queries} queries and {keys} keys the causal mask is not aligned as declared",
-            bound=drawn.bound(),
-            cause=lambda got=got: attention_cause(
-                got, drawn.query, drawn.key, drawn.value, drawn.scale, allow[None, None]
-            ),  # type: ignore[misc]
-        )
+    aligned = _top_left if case.subject.fact("causal_alignment") == "top-left" else _bottom_right
+    few = max(1, drawn.query.shape[2] - 1)
+    for keys in (drawn.key.shape[2], few):
+        key, value = drawn.key[:, :, :keys], drawn.value[:, :, :keys]
+        allow = aligned(drawn.query.shape[2], keys).to(key.device)
+        seeing = allow.any(dim=-1)  # of queries that see no key attention.empty-row speaks
+        for path in case.paths(masks=("none",)):
+            try:
+                got = drawn(key=key, value=value, causal=True, path=path)
+            except SubjectError:
+                if keys != few:
+                    raise
+                break  # a kernel may refuse more queries than keys
+            case.close(
+                got[:, :, seeing],
+                drawn.oracle(key=key, value=value, allow=allow)[:, :, seeing],
+                f"with {len(allow)} queries and {keys} keys the causal mask is not aligned as declared",
+                bound=drawn.bound(key=key, value=value)[:, :, seeing],
+                cause=lambda got=got, key=key, value=value, allow=allow: attention_cause(
+                    got, drawn.query, key, value, drawn.scale, allow[None, None]
+                ),  # type: ignore[misc]
+            )
     case.witness()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 from scipy import stats
+from torch import nn
 
 from veriformer.properties.case import Case
 from veriformer.properties.compare import epsilon
+from veriformer.properties.inputs import ordinary
 from veriformer.properties.module_parts import drop_paths
+from veriformer.properties.paths import Path
+from veriformer.properties.pool import Built
 from veriformer.properties.premises import needs_module
 from veriformer.properties.property import holds
 
@@ -24,7 +28,7 @@ FALSE_ALARM = 1e-9
     level="extended",
     unless=needs_module,
     examples_factor=0.25,
-    catches=("DR04",),
+    catches=("DR04", "DR05"),
 )
 def stochastic_depth_is_right_on_average(case: Case) -> None:
     """The modules are told by their names (DropPath, StochasticDepth) and called by themselves: the expectation passes
@@ -34,6 +38,14 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
     if not parts:
         case.does_not_apply("no stochastic depth of a rate above 0 is found in it")
+    unused = _never_called(case, built, parts)
+    case.require(
+        not unused,
+        f"{', '.join(unused)} is never called in train mode",
+        got="no call",
+        expected="every stochastic depth acts on a branch",
+        cause=lambda: "another branch's stochastic depth is used in its place",
+    )
     name, part, rate = parts[case.integer("part", 0, len(parts) - 1)]
     x = 1 + case.normal(SAMPLES, 2, 3, dtype=torch.float32).abs()
     with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
@@ -57,3 +69,16 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.require(low <= dropped <= high, f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{dropped} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def _never_called(case: Case, built: Built, parts: list[tuple[str, nn.Module, float]]) -> list[str]:
+    """Call the model in train mode and return the names of the parts that it does not call, if it calls others."""
+    called: set[int] = set()
+    hooks = [part.register_forward_hook(lambda module, args, out: called.add(id(module))) for _, part, _ in parts]
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
+        tensors = [x.to(case.bench.device) for x in inputs.tensors]
+        case.call(built, *tensors, *inputs.extras, path=Path(mode="no_grad", training=True))
+    for hook in hooks:
+        hook.remove()
+    return [name for name, part, _ in parts if called and id(part) not in called]

@@ -244,3 +244,65 @@ def every_place_has_the_rate(case: Case) -> None:
     case.require(not other, "a dropout has another rate than the configured one", got=f"rates {other}",
                  expected=f"{rate} at all {len(training.seen)} places")  # fmt: skip
     case.witness()
+
+
+@holds(
+    "dropout.gradient",
+    statement="With dropout the backward takes the mask of the forward.",
+    formula="<grad f_m(x), v> = (f_m(x + h v) - f_m(x - h v)) / 2h + O(h^2), mask m from one seed, in float64",
+    source="Srivastava et al. 2014, section 4: what is dropped gets no gradient; documented bug EX02.",
+    kinds=_KINDS,
+    level="extended",
+    unless=needs_part("build"),
+    examples_factor=0.25,
+    requires=("gradients.gradcheck",),
+    catches=("EX02",),
+)
+def the_backward_drops_the_same(case: Case) -> None:
+    """The gradient of the parameters, with the generator set to one seed before each call. Steps get smaller where a
+    kink lies between, as in gradients.gradcheck.
+    """
+    if torch.float64 not in case.bench.dtypes():
+        case.does_not_apply("it does not compute in float64, where a difference quotient means something")
+    built = case.bench.pool.fresh(replace(case.config(), dropout=0.5), torch.float64)
+    if not isinstance(built.module, nn.Module):
+        case.does_not_apply("it is no module, so it has no train mode")
+    inputs = _inputs(case, built)
+    _must_drop(case, built, inputs)
+    leaves = [p for p in built.module.parameters() if p.requires_grad and p.numel()]
+    weight: list[Tensor] = []
+
+    def value() -> Tensor:
+        with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
+            torch.manual_seed(5)
+            tensors = [x.to(case.bench.device) for x in inputs.tensors]
+            output = case.call(built, *tensors, *inputs.extras, path=Path(training=True))
+        weight[:] = weight or [case.normal(*output.shape, dtype=torch.float64)]
+        return (output * weight[0]).sum()
+
+    gradients = torch.autograd.grad(value(), leaves, allow_unused=True)
+    best = (torch.inf, 0.0, 0.0)
+    for step in (1e-6, 1e-7, 1e-8):
+        directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
+        claimed = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+        quotient = _quotient(value, leaves, directions, step)
+        best = min(best, (abs(claimed - quotient) / max(abs(quotient), 1.0), claimed, quotient))
+        if best[0] < 1e-5:
+            break
+    case.require(best[0] < 1e-5, "with dropout the gradient is not the derivative of the output",
+                 got=f"{best[1]:.8g}", expected=f"{best[2]:.8g}", error=best[0], tolerance=1e-5,
+                 cause=lambda: "the backward drops others than the forward did")  # fmt: skip
+    case.witness()
+
+
+def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> float:
+    """Return the central difference quotient of `value` along `directions`; the leaves are put back."""
+    ends = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for leaf, direction in zip(leaves, directions, strict=True):
+                leaf.add_(direction, alpha=sign * step)
+            ends.append(float(value()))
+        for leaf, direction in zip(leaves, directions, strict=True):
+            leaf.add_(direction, alpha=step)
+    return (ends[0] - ends[1]) / (2 * step)

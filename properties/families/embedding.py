@@ -12,7 +12,7 @@ from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.embedding_leaf import at_embedding
 from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_part
+from veriformer.properties.premises import needs_fact, needs_part
 from veriformer.properties.property import holds
 
 
@@ -61,3 +61,37 @@ def _cause(case: Case, built: Built, expected: Tensor, embeddings: Tensor) -> st
         if worst_difference(again.detach(), expected, size_of(expected)).error <= case.tolerance():
             return f"the embeddings are {words} by sqrt(d_model) at this door"
     return None
+
+
+@holds(
+    "embedding.padding-row",
+    statement="Where a padding token is declared, its embedding starts as zero and no gradient reaches it.",
+    formula="E[padding_idx] = 0 after build(), dL / dE[padding_idx] = 0",
+    source="torch.nn.Embedding, padding_idx; an initialisation that runs later overwrites the row.",
+    kinds=("encoder", "decoder", "classifier"),
+    level="extended",
+    unless=(needs_part("build"), needs_fact("padding_idx")),
+    examples_factor=0.25,
+    catches=("EM01",),
+)
+def the_padding_row_stays_zero(case: Case) -> None:
+    """Speaks of subjects that declare `padding_idx` alone: where attention masks padding anyway, the row may be what it
+    likes. A tied output projection has a gradient of its own there, so only the start is judged then.
+    """
+    built = case.bench.pool.fresh(case.config(), torch.float32, raw=True)
+    tables = [m for m in built.module.modules() if isinstance(m, nn.Embedding)]
+    table = next((m for m in tables if m.num_embeddings == built.config.vocab_size), None)
+    if table is None:
+        case.does_not_apply("no nn.Embedding of the vocabulary is found in it")
+    row = int(case.subject.fact("padding_idx"))
+    zeros = torch.zeros_like(table.weight[row])
+    case.exact(table.weight[row].detach(), zeros, "the embedding of the padding token is not zero after build()",
+               cause=lambda: "the initialisation overwrites the row of padding_idx")  # fmt: skip
+    if not case.subject.fact("tied", False):
+        tokens = case.tokens(2, 4)
+        tokens[:, -1] = row
+        (gradient,) = torch.autograd.grad(case.call(built, tokens).square().sum(), [table.weight], allow_unused=True)
+        if gradient is not None:
+            case.exact(gradient[row], zeros, "a gradient reaches the embedding of the padding token",
+                       cause=lambda: "the table does not know its padding_idx")  # fmt: skip
+    case.witness()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.inputs import ordinary
-from veriformer.properties.module_parts import writers
+from veriformer.properties.module_parts import layer_lists, writers
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.probing_structure import first_input
@@ -297,3 +297,37 @@ def _factor(factor: float, width: int) -> str | None:
     known = {"not scaled": 1.0, "scaled twice": float(width), "scaled once": width**0.5, "divided": width**-0.5}
     name = min(known, key=lambda words: abs(known[words] - factor))
     return f"the embeddings are {name}" if abs(known[name] / factor - 1) < 2**-8 else None
+
+
+@holds(
+    "init.layers-differ",
+    statement="Where a scheme of initialisation is declared, every layer draws weights of its own.",
+    formula="W_i != W_j at the start, for layers i != j and every matrix W drawn at random",
+    source="Independent draws break the symmetry between layers; cloning a layer does not (pytorch/pytorch#72253).",
+    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
+    level="extended",
+    unless=(needs_part("build"), needs_fact("init"), excludes_fact("shared_layers")),
+    examples_factor=0.25,
+    catches=("IN04",),
+)
+def layers_start_apart(case: Case) -> None:
+    """Speaks of declared schemes alone: torch.nn.TransformerEncoder itself clones its first layer, and leaves the
+    initialisation to its user. Constants (gains, biases, zeros) are alike by design.
+    """
+    built = _initial(case)
+    lists = layer_lists(built.module, built.config)
+    if not lists:
+        case.does_not_apply("no list of layers is found in it")
+    for layers in lists:
+        first, *others = ({n: p for n, p in layer.named_parameters() if p.ndim >= 2} for layer in layers)
+        drawn = {name: p for name, p in first.items() if p.numel() > 1 and float(p.detach().std()) > 0}
+        twins = [(name, p, other[name]) for name, p in drawn.items() for other in others if name in other]
+        same = [name for name, one, two in twins if one is not two and torch.equal(one, two)]  # one table is no twin
+        case.require(
+            not same,
+            f"{len(set(same))} matrices start the same in several layers",
+            got=", ".join(sorted(set(same))[:4]),
+            expected="every layer draws its own",
+            cause=lambda: "the layers are copies of one layer, made after it was initialised",
+        )
+    case.witness()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of
 from veriformer.properties.expected_count import COUNTED, expected_count, surplus_cause, total, why_unknown
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.pool import Built
@@ -202,7 +203,8 @@ def _as_plain(output: Any) -> Any:
 )
 def every_parameter_is_connected(case: Case) -> None:
     """All outputs of the model count, also those that the subject's forward does not pick (a pooler beside the hidden
-    states). A gradient must exist; it may be zero by symmetry (softmax cancels a key bias).
+    states). A gradient must exist; it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is
+    exactly zero though the output depends on it (a choice without a weight) is never trained either.
     """
     built = case.built()
     module = _is_module(case, built)
@@ -230,6 +232,21 @@ def every_parameter_is_connected(case: Case) -> None:
         got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
         expected="a gradient for each",
     )
+    zero = [(n, p) for (n, p), g in zip(named, gradients, strict=True) if p.ndim > 1 and g is not None and not g.any()]
+    for name, parameter in zero[:3]:
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.copy_(case.normal(*kept.shape, dtype=kept.dtype) * (size_of(kept) or 1.0))
+            moved = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+            parameter.copy_(kept)
+        changed = float((moved - output).abs().max())
+        case.require(
+            changed <= case.tolerance(built) * size_of(output),
+            f"the output depends on {name}, and its gradient is zero everywhere",
+            got="a gradient of zeros",
+            expected="a gradient: the output changes by " + f"{changed:.3g} with it",
+            cause=lambda: "a choice (argmax, top-k, rounding) is made without a weight that is differentiable",
+        )
     case.witness()
 
 

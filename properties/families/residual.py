@@ -14,7 +14,7 @@ from torch.nn import functional
 from veriformer.properties.case import Case
 from veriformer.properties.compare import epsilon, rounding_bound, size_of, worst_difference
 from veriformer.properties.inputs import Inputs, ordinary
-from veriformer.properties.module_parts import layer_lists, silence
+from veriformer.properties.module_parts import is_norm, layer_lists, silence
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.property import holds
@@ -84,7 +84,32 @@ def a_silent_layer_is_the_identity(case: Case) -> None:
         case.close(got.double(), expected, "a post-LN layer with silent sublayers does not give its normalised input",
                    bound=2 * _EPS + 16 * rounding_bound(built.dtype, x.shape[-1], operations=4),
                    cause=lambda: _stream_cause(case, got, x))  # fmt: skip
+        _norms_follow_one_another(case)
     case.witness()
+
+
+def _norms_follow_one_another(case: Case) -> None:
+    """With gains that differ, LN is not idempotent: the stream of a post-LN layer must pass every norm in turn."""
+    built = case.built(fresh=True)
+    if not isinstance(built.module, nn.Module) or not built.is_fresh or not silence(built.module):
+        return
+    called: list[nn.Module] = []
+    norms = [m for m in built.module.modules() if is_norm(m)]
+    hooks = [norm.register_forward_hook(lambda module, args, output: called.append(module)) for norm in norms]
+    x = case.normal(2, 4, built.config.d_model, dtype=built.dtype)
+    try:
+        got = case.call(built, x).detach()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(called) < 2 or len({id(m) for m in called}) != len(called):
+        return
+    expected = x
+    for norm in called:
+        expected = case.bench.call(norm, expected).detach()
+    case.close(got, expected, "the stream of a post-LN layer does not pass its norms one after another",
+               bound=size_of(expected) * (2 * _EPS + 64 * rounding_bound(built.dtype, x.shape[-1], operations=4)),
+               cause=lambda: "a residual connection starts before a norm, not behind it")  # fmt: skip
 
 
 def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.subject import Subject
+from veriformer.tests.mutants.documented import Bug, documented
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Fault:
     """One defect as a program.
 
     Attributes:
-        id: of the documented bug (`CM01`), or a slug for a systematic mutant.
+        id: of the documented bug (`CM01`, `CM01-sum` for a second form of it), or a slug for a systematic mutant.
         title: what is broken, in one sentence.
         citation: where the defect was found in released code; "" for a systematic mutant.
         killed_by: ids of the properties that must fail on it.
-        cause: words that the likely cause named in the failure must contain; "" if none is promised.
+        cause: words of the right likely cause, alternatives parted by "|"; "" if no failure is expected to name one.
         subject: makes the broken subject.
     """
 
@@ -32,6 +33,15 @@ class Fault:
     killed_by: tuple[str, ...]
     cause: str
     subject: Callable[[], Subject]
+
+    @property
+    def bug(self) -> Bug | None:
+        """The documented defect that it is a form of."""
+        return documented().get(self.id.split("-")[0])
+
+    def names(self, cause: str) -> bool:
+        """Whether a likely cause named in a failure is the right one."""
+        return any(words in cause for words in self.cause.split("|")) if self.cause else False
 
 
 FAULTS: dict[str, Fault] = {}
@@ -49,7 +59,8 @@ def fault(
 
     def register(subject: Callable[[], Subject]) -> Callable[[], Subject]:
         assert id not in FAULTS, f"fault {id} is registered twice"
-        FAULTS[id] = Fault(id, title, citation, killed_by, cause, subject)
+        bug = documented().get(id.split("-")[0])
+        FAULTS[id] = Fault(id, title, bug.citation if bug else citation, killed_by, cause, subject)
         return subject
 
     return register

@@ -18,7 +18,6 @@ from veriformer.tests.mutants.parts import attention, masked
 @fault(
     "SC01",
     "Missing 1/sqrt(d_k)",
-    citation="documented bug SC01",
     killed_by=(
         "attention.definition",
         "attention.score-variance",
@@ -34,7 +33,6 @@ def unscaled() -> Subject:
 @fault(
     "SC02",
     "Divides by sqrt(d_model) instead of sqrt(d_head)",
-    citation="documented bug SC02",
     killed_by=("attention.definition", "attention.score-variance", "attention.hopfield-step"),
     cause="1/sqrt(d_model)",
 )
@@ -45,7 +43,6 @@ def scaled_by_model_width() -> Subject:
 @fault(
     "SC04",
     "Reciprocal confusion: divides by d^-1/2",
-    citation="documented bug SC04",
     killed_by=("attention.definition", "attention.score-variance"),
     cause="sqrt(d_head)",
 )
@@ -56,7 +53,6 @@ def multiplied() -> Subject:
 @fault(
     "SC05",
     "Scaling applied twice",
-    citation="documented bug SC05",
     killed_by=("attention.definition", "attention.score-variance"),
     cause="scaled twice",
 )
@@ -67,7 +63,6 @@ def scaled_twice() -> Subject:
 @fault(
     "SM01",
     "Softmax over the query axis instead of keys",
-    citation="documented bug SM01",
     killed_by=("attention.definition", "attention.key-shift", "attention.hard-limit", "attention.convexity"),
     cause="softmax over the queries",
 )
@@ -80,7 +75,6 @@ def over_queries() -> Subject:
 @fault(
     "SM02",
     "Softmax jointly over heads and positions",
-    citation="documented bug SM02",
     killed_by=("attention.definition", "attention.value-linearity"),
     cause="heads and keys together",
 )
@@ -95,7 +89,6 @@ def over_heads_and_keys() -> Subject:
 @fault(
     "SM07",
     "Scale multiplied after softmax",
-    citation="documented bug SM07",
     killed_by=("attention.convexity", "attention.uniform-limit", "attention.definition"),
     cause="after the softmax",
 )
@@ -134,7 +127,6 @@ def by_index() -> Subject:
 @fault(
     "CM13",
     "Mask applied after softmax without renormalising",
-    citation="documented bug CM13",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.convexity"),
     cause="after the softmax",
 )
@@ -145,7 +137,6 @@ def masked_after() -> Subject:
 @fault(
     "CM14",
     "Scores multiplied by the 0/1 mask before softmax (0 instead of -inf)",
-    citation="documented bug CM14",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics"),
     cause="set to 0 instead of -inf",
 )
@@ -156,7 +147,6 @@ def masked_by_zero() -> Subject:
 @fault(
     "CM10",
     "0/1 mask passed to an additive-mask API",
-    citation="documented bug CM10",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics", "attention.uniform-limit"),
     cause="added to the scores as 0 and 1",
 )
@@ -167,7 +157,6 @@ def mask_added() -> Subject:
 @fault(
     "CM11",
     "Additive -inf mask passed to an API expecting 0/1 (equivalent in float64)",
-    citation="documented bug CM11",
     killed_by=("attention.mask-semantics",),
 )
 def additive_taken_for_binary() -> Subject:
@@ -184,7 +173,6 @@ def additive_taken_for_binary() -> Subject:
 @fault(
     "PM07",
     "Finite mask constant too weak",
-    citation="documented bug PM07",
     killed_by=("attention.masked-equals-removed",),
 )
 def weak_constant() -> Subject:
@@ -194,7 +182,6 @@ def weak_constant() -> Subject:
 @fault(
     "PM14",
     "Padding mask sign/zero-test forgotten",
-    citation="documented bug PM14",
     killed_by=("attention.masked-equals-removed", "attention.mask-semantics"),
     cause="inverted",
 )
@@ -209,7 +196,6 @@ def inverted() -> Subject:
 @fault(
     "PM01",
     "Fully masked row gives NaN output",
-    citation="documented bug PM01",
     killed_by=("attention.empty-row",),
 )
 def empty_row() -> Subject:
@@ -219,7 +205,6 @@ def empty_row() -> Subject:
 @fault(
     "PM02",
     "NaN gradients for everyone although the bad row is dropped from the loss",
-    citation="documented bug PM02",
     killed_by=("attention.empty-row",),
 )
 def hidden_nan() -> Subject:
@@ -233,7 +218,6 @@ def hidden_nan() -> Subject:
 @fault(
     "CM07",
     "is_causal is top-left aligned: cached query sees only the first key",
-    citation="documented bug CM07",
     killed_by=("causality.alignment",),
     cause="aligned to the top left",
 )
@@ -249,7 +233,6 @@ def top_left() -> Subject:
 @fault(
     "CM02-attention",
     "Diagonal masked too: token cannot attend to itself",
-    citation="documented bug CM02",
     killed_by=("causality.alignment",),
     cause="off by one",
 )
@@ -265,7 +248,6 @@ def strict_diagonal() -> Subject:
 @fault(
     "CM17",
     "is_causal hint overrides the explicit mask",
-    citation="documented bug CM17",
     killed_by=("attention.mask-semantics",),
 )
 def flag_overrides_mask() -> Subject:
@@ -281,7 +263,6 @@ def flag_overrides_mask() -> Subject:
 @fault(
     "HD05",
     "GQA expands KV heads by tiling instead of repeat_interleave",
-    citation="documented bug HD05",
     killed_by=("attention.grouped-queries",),
     cause="tiled",
 )
@@ -309,7 +290,6 @@ def _manually() -> Iterator[None]:
 @fault(
     "CM04-backend",
     "Mask silently dropped on the manual path",
-    citation="documented bug CM04",
     killed_by=("attention.backend-agreement",),
 )
 def backend_without_mask() -> Subject:

@@ -56,7 +56,6 @@ def one_ahead() -> Subject:
 @fault(
     "CM02",
     "Diagonal masked too: token cannot attend to itself, row 0 empty",
-    citation="documented bug CM02",
     killed_by=("causality.no-future-gradient",),
     cause="diagonal is masked too",
 )
@@ -74,7 +73,6 @@ def strict() -> Subject:
 @fault(
     "CM04",
     "Causal mask silently dropped where gradients are off",
-    citation="documented bug CM04",
     killed_by=("causality.no-future-influence", "causality.prefix-consistency"),
     cause="only this one leaks",
 )
@@ -90,7 +88,6 @@ def dropped_on_one_path() -> Subject:
 @fault(
     "CM04-dropout",
     "Causal mask dropped on the path with dropout",
-    citation="documented bug CM04",
     killed_by=("causality.no-future-gradient",),
 )
 def dropped_with_dropout() -> Subject:
@@ -128,7 +125,6 @@ def one_length_only() -> Subject:
 @fault(
     "CM19",
     "Normalising over the time axis leaks the future through a causal decoder",
-    citation="documented bug CM19",
     killed_by=("causality.no-future-influence", "causality.first-token", "causality.prefix-consistency"),
 )
 def norm_over_time() -> Subject:
@@ -150,7 +146,6 @@ def norm_over_time() -> Subject:
 @fault(
     "CM16",
     "Sliding window not applied",
-    citation="documented bug CM16",
     killed_by=("causality.window",),
     cause="not applied",
 )
@@ -179,7 +174,6 @@ def causal_encoder() -> Subject:
 @fault(
     "CM-cross",
     "The target of an encoder-decoder sees its future",
-    citation="documented bug CM01",
     killed_by=("causality.no-future-influence", "causality.no-future-gradient"),
     cause="not applied",
 )

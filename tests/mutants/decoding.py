@@ -44,7 +44,7 @@ def through(cls: type[LayerCache]) -> Any:
     return run
 
 
-@fault("KV01-cache", "Value cache assigned from keys", citation="documented bug KV01", killed_by=("decoding.cache",))
+@fault("KV01-cache", "Value cache assigned from keys", killed_by=("decoding.cache",))
 def values_from_keys() -> Subject:
     class Mixed(LayerCache):
         def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
@@ -58,7 +58,6 @@ def values_from_keys() -> Subject:
 @fault(
     "KV02-cache",
     "The first token of the past is missing",
-    citation="documented bug KV02",
     killed_by=("decoding.cache",),
 )
 def first_missing() -> Subject:
@@ -90,7 +89,6 @@ def restarted() -> Subject:
 @fault(
     "KV04-cache",
     "The cache survives into the next generation",
-    citation="documented bug KV04",
     killed_by=("decoding.cache",),
 )
 def survives() -> Subject:
@@ -131,7 +129,6 @@ def reordering(cls: type[LayerCache], keep_mask: bool = False) -> Any:
 @fault(
     "KV05-beam",
     "The cache is not reordered since it has another name",
-    citation="documented bug KV05",
     killed_by=("decoding.beam-reorder",),
     cause="not reordered",
 )
@@ -146,7 +143,6 @@ def not_reordered() -> Subject:
 @fault(
     "KV07-beam",
     "Heads are reordered, not samples",
-    citation="documented bug KV07",
     killed_by=("decoding.beam-reorder",),
 )
 def wrong_axis() -> Subject:
@@ -165,7 +161,6 @@ def wrong_axis() -> Subject:
 @fault(
     "KV10-beam",
     "The padding mask is not reordered with the beams",
-    citation="documented bug KV10",
     killed_by=("decoding.beam-reorder",),
 )
 def mask_not_reordered() -> Subject:

@@ -36,7 +36,6 @@ def right(model: Any, x: Tensor) -> Tensor:
 @fault(
     "DR01-rate",
     "SDPA dropout active in eval",
-    citation="documented bug DR01",
     killed_by=("dropout.eval-deterministic", "dropout.places"),
     cause="eval mode",
 )
@@ -61,7 +60,6 @@ def active_in_eval() -> Subject:
 @fault(
     "DR02",
     "Dropout disabled for ever after one eval",
-    citation="documented bug DR02",
     killed_by=("dropout.mode-cycle",),
     cause="stays off",
 )
@@ -98,7 +96,6 @@ def hard_coded() -> Subject:
 @fault(
     "DR04",
     "Dropped without scaling what is kept",
-    citation="documented bug DR04",
     killed_by=("dropout.mean",),
     cause="not scaled",
 )

@@ -53,7 +53,6 @@ def plain(
 @fault(
     "FF01",
     "SwiGLU parenthesis slip",
-    citation="documented bug FF01",
     killed_by=("ffn.definition",),
     cause="parenthesis",
 )
@@ -64,7 +63,6 @@ def parenthesis() -> Subject:
 @fault(
     "FF02-maps",
     "'swiglu' silently maps to plain SiLU",
-    citation="documented bug FF02",
     killed_by=("ffn.definition", "ffn.parameters"),
     cause="two maps",
 )
@@ -72,17 +70,17 @@ def not_gated() -> Subject:
     return plain(functional.silu, "swiglu")
 
 
-@fault("FF04", "GELU tanh formula missing the leading x", citation="documented bug FF04", killed_by=("ffn.definition",))
+@fault("FF04", "GELU tanh formula missing the leading x", killed_by=("ffn.definition",))
 def no_leading_x() -> Subject:
     return plain(lambda x: 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), "gelu_tanh")
 
 
-@fault("FF05", "tanh for erf in GELU", citation="documented bug FF05", killed_by=("ffn.definition",), cause="gelu_tanh")
+@fault("FF05", "tanh for erf in GELU", killed_by=("ffn.definition",), cause="gelu_tanh")
 def tanh_for_erf() -> Subject:
     return plain(lambda x: functional.gelu(x, approximate="tanh"), "gelu")
 
 
-@fault("FF07-alone", "FFN/reshape mixes positions", citation="documented bug FF07", killed_by=("ffn.position-wise",))
+@fault("FF07-alone", "FFN/reshape mixes positions", killed_by=("ffn.position-wise",))
 def mixed_positions() -> Subject:
     def forward(model: nn.Module, x: Tensor) -> Tensor:
         batch, length, width = x.shape

@@ -83,7 +83,6 @@ def second_gradient_cut() -> Subject:
 @fault(
     "EX01",
     "Recomputation draws other dropout masks",
-    citation="documented bug EX01",
     killed_by=("gradients.checkpointing",),
 )
 def redrawn() -> Subject:

@@ -15,7 +15,6 @@ from veriformer.tests.mutants.parts import SelfAttention, model, projections, se
 @fault(
     "HD01",
     "Heads split by view(B,h,T,d) without transpose",
-    citation="documented bug HD01",
     killed_by=("attention.definition", "permutation.equivariance", "attention.head-permutation"),
     cause="depends on the index of a position",
 )
@@ -30,7 +29,6 @@ def split_without_transpose() -> Subject:
 @fault(
     "HD02",
     "Heads merged without permuting back",
-    citation="documented bug HD02",
     killed_by=(
         "attention.definition",
         "permutation.equivariance",
@@ -49,7 +47,6 @@ def merge_without_transpose() -> Subject:
 @fault(
     "SC02-module",
     "A module divides by sqrt(d_model) instead of sqrt(d_head)",
-    citation="documented bug SC02",
     killed_by=("attention.definition", "attention.score-variance", "attention.returned-weights"),
     cause="1/sqrt(d_model)",
 )
@@ -84,7 +81,6 @@ def another_map() -> Subject:
 @fault(
     "KV01",
     "Values are taken from the keys",
-    citation="documented bug KV01",
     killed_by=("attention.projections-live", "attention.definition", "parameters.all-used"),
 )
 def values_from_keys() -> Subject:
@@ -118,7 +114,6 @@ def _cross(forward: Any) -> Subject:
 @fault(
     "XA01",
     "Cross-attention attends to the decoder's own states",
-    citation="documented bug XA01",
     killed_by=("cross_attention.memory-matters",),
 )
 def attends_to_itself() -> Subject:
@@ -128,7 +123,6 @@ def attends_to_itself() -> Subject:
 @fault(
     "XA07",
     "Relative bias applied in cross-attention though the model has none",
-    citation="documented bug XA07",
     killed_by=("cross_attention.memory-permutation",),
 )
 def biased_memory() -> Subject:
@@ -142,7 +136,6 @@ def biased_memory() -> Subject:
 @fault(
     "XA04",
     "Wrong side's mask used in cross-attention",
-    citation="documented bug XA04",
     killed_by=("padding.content-irrelevant",),
 )
 def mask_of_the_wrong_side() -> Subject:
@@ -155,7 +148,6 @@ def mask_of_the_wrong_side() -> Subject:
 @fault(
     "XA02",
     "Cross-attention layers absent",
-    citation="documented bug XA02",
     killed_by=("cross_attention.memory-matters", "parameters.exact-count"),
     cause="cross-attention",
 )
@@ -175,7 +167,6 @@ def without_cross_attention() -> Subject:
 @fault(
     "SC02-model",
     "A whole model divides by sqrt(d_model) instead of sqrt(d_head)",
-    citation="documented bug SC02",
     killed_by=("attention.model-scale",),
     cause="1/sqrt(d_model)",
 )

@@ -53,7 +53,6 @@ def default() -> Subject:
 @fault(
     "IN07",
     "The scaled initialisation is never applied",
-    citation="documented bug IN07",
     killed_by=("init.residual-scaling",),
     cause="not scaled",
 )
@@ -69,7 +68,6 @@ def never_applied() -> Subject:
 @fault(
     "IN08",
     "The scaled initialisation is applied to the wrong matrix",
-    citation="documented bug IN08",
     killed_by=("init.residual-scaling",),
 )
 def wrong_matrix() -> Subject:

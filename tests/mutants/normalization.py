@@ -43,7 +43,6 @@ def centred(x: Tensor) -> Tensor:
 @fault(
     "NM01",
     "LayerNorm with unbiased variance",
-    citation="documented bug NM01",
     killed_by=("norm.definition", "norm.statistics"),
     cause="d - 1",
 )
@@ -54,7 +53,6 @@ def unbiased() -> Subject:
 @fault(
     "NM02",
     "eps added outside the square root",
-    citation="documented bug NM02",
     killed_by=("norm.definition",),
     cause="outside the root",
 )
@@ -65,7 +63,6 @@ def outside() -> Subject:
 @fault(
     "NM04",
     "One-pass variance cancels catastrophically",
-    citation="documented bug NM04",
     killed_by=("norm.definition",),
     cause="E[x^2] - E[x]^2",
 )
@@ -128,7 +125,6 @@ def wrong_zero() -> Subject:
 @fault(
     "NM12",
     "Sum of squares accumulated in the input's own half precision",
-    citation="documented bug NM12",
     killed_by=("norm.half-precision",),
 )
 def narrow_sum() -> Subject:

@@ -29,7 +29,6 @@ def fast_path() -> Subject:
 @fault(
     "BK01",
     "Non-contiguous inputs give wrong attention",
-    citation="documented bug BK01",
     killed_by=("numerics.strided",),
 )
 def memory_order() -> Subject:

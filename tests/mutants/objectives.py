@@ -23,7 +23,6 @@ def loss(forward: Any, accumulated: Any = None, **declares: Any) -> Subject:
 @fault(
     "LS01",
     "Labels shifted twice",
-    citation="documented bug LS01",
     killed_by=("loss.shift", "loss.definition"),
     cause="moved",
 )
@@ -36,7 +35,7 @@ def never() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x, y), shifts_labels=True)
 
 
-@fault("LS03", "Smoothing counts ignored targets", citation="documented bug LS03", killed_by=("loss.label-smoothing",))
+@fault("LS03", "Smoothing counts ignored targets", killed_by=("loss.label-smoothing",))
 def smooth_ignored() -> Subject:
     def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
         log_p = x.log_softmax(-1)
@@ -49,7 +48,6 @@ def smooth_ignored() -> Subject:
 @fault(
     "LS04",
     "The ignored label is -1 here and -100 there",
-    citation="documented bug LS04",
     killed_by=("loss.definition",),
 )
 def other_label() -> Subject:
@@ -64,7 +62,6 @@ def other_label() -> Subject:
 @fault(
     "LS06",
     "The smoothed loss is divided by all rows, padding among them",
-    citation="documented bug LS06",
     killed_by=("loss.definition", "loss.label-smoothing"),
     cause="divided by all positions",
 )
@@ -72,7 +69,7 @@ def all_rows() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x, y, label_smoothing=0.1, num_items=y.numel()), label_smoothing=0.1)
 
 
-@fault("LS07", "A batch of padding divides by zero", citation="documented bug LS07", killed_by=("loss.range",))
+@fault("LS07", "A batch of padding divides by zero", killed_by=("loss.range",))
 def of_nothing() -> Subject:
     return loss(lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten()))
 
@@ -80,14 +77,13 @@ def of_nothing() -> Subject:
 @fault(
     "LS12",
     "The accumulated loss is a mean of means",
-    citation="documented bug LS12",
     killed_by=("loss.accumulation",),
 )
 def mean_of_means() -> Subject:
     return loss(plain, lambda m, pairs: torch.stack([plain(m, x, y) for x, y in pairs]).mean())
 
 
-@fault("LS12b", "The accumulated loss is not divided", citation="documented bug LS12", killed_by=("loss.accumulation",))
+@fault("LS12b", "The accumulated loss is not divided", killed_by=("loss.accumulation",))
 def not_divided() -> Subject:
     return loss(plain, lambda m, pairs: torch.stack([accumulate(m, [pair]) for pair in pairs]).sum())
 
@@ -95,7 +91,6 @@ def not_divided() -> Subject:
 @fault(
     "LS13",
     "Softmax before the cross-entropy",
-    citation="documented bug LS13",
     killed_by=("loss.definition",),
     cause="probabilities",
 )
@@ -115,7 +110,7 @@ def masking(forward: Any) -> Subject:
     )  # fmt: skip
 
 
-@fault("LS09", "The split is not 80/10/10", citation="documented bug LS09", killed_by=("masking.mlm",))
+@fault("LS09", "The split is not 80/10/10", killed_by=("masking.mlm",))
 def wrong_split() -> Subject:
     def forward(model: Any, tokens: Tensor, seed: int) -> Any:
         inputs, labels = mask(model, tokens, seed)
@@ -129,7 +124,7 @@ def wrong_split() -> Subject:
     return masking(forward)
 
 
-@fault("LS10", "Positions are drawn with replacement", citation="documented bug LS10", killed_by=("masking.mlm",))
+@fault("LS10", "Positions are drawn with replacement", killed_by=("masking.mlm",))
 def with_replacement() -> Subject:
     def forward(model: Any, tokens: Tensor, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
@@ -146,7 +141,7 @@ def with_replacement() -> Subject:
     return masking(forward)
 
 
-@fault("LS15", "Special tokens are hidden too", citation="documented bug LS15", killed_by=("masking.mlm",))
+@fault("LS15", "Special tokens are hidden too", killed_by=("masking.mlm",))
 def specials_hidden() -> Subject:
     from veriformer.reference.objectives import mask_tokens
 
@@ -161,7 +156,7 @@ def schedule(forward: Any, like: str) -> Subject:
     return Subject(kind="schedule", forward=forward, config=shipped.config, declares=shipped.declares)
 
 
-@fault("OP01", "The first rate is 0", citation="documented bug OP01", killed_by=("schedule.warmup",), cause="wasted")
+@fault("OP01", "The first rate is 0", killed_by=("schedule.warmup",), cause="wasted")
 def nothing_at_first() -> Subject:
     def forward(model: Any, step: int) -> float:
         return 512**-0.5 * min(step**-0.5, step * 4000**-1.5) if step else 0.0
@@ -169,7 +164,7 @@ def nothing_at_first() -> Subject:
     return schedule(forward, "noam")
 
 
-@fault("OP02", "A rate of infinity at step 0", citation="documented bug OP02", killed_by=("schedule.warmup",))
+@fault("OP02", "A rate of infinity at step 0", killed_by=("schedule.warmup",))
 def infinite() -> Subject:
     def forward(model: Any, step: int) -> float:
         return 512**-0.5 * (step**-0.5 if step else math.inf) if step < 1 else schedules.noam(
@@ -207,7 +202,6 @@ def below_zero() -> Subject:
 @fault(
     "OP04",
     "Norms decay since their names do not match",
-    citation="documented bug OP04",
     killed_by=("schedule.decay-groups",),
 )
 def norms_decay() -> Subject:

@@ -34,7 +34,6 @@ def ignored() -> Subject:
 @fault(
     "PM13",
     "Padding mask applied to query rows rather than key columns",
-    citation="documented bug PM13",
     killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"),
 )
 def rows_for_columns() -> Subject:
@@ -47,7 +46,6 @@ def rows_for_columns() -> Subject:
 @fault(
     "PM14-layer",
     "Padding mask inverted",
-    citation="documented bug PM14",
     killed_by=("padding.content-irrelevant", "padding.all-ones-mask"),
     cause="inverted",
 )
@@ -58,7 +56,6 @@ def inverted() -> Subject:
 @fault(
     "PM07-layer",
     "Finite mask constant too weak",
-    citation="documented bug PM07",
     killed_by=("padding.content-irrelevant",),
 )
 def weak() -> Subject:
@@ -71,7 +68,6 @@ def weak() -> Subject:
 @fault(
     "PM17",
     "Bitwise NOT on an integer mask: every key counts as blocked",
-    citation="documented bug PM17",
     killed_by=("padding.all-ones-mask", "padding.mask-matters"),
 )
 def integer_not() -> Subject:
@@ -85,7 +81,6 @@ def integer_not() -> Subject:
 @fault(
     "PM16",
     "Fast path assumes left-aligned masks where gradients are off",
-    citation="documented bug PM16",
     killed_by=("padding.content-irrelevant",),
 )
 def fast_path() -> Subject:
@@ -107,7 +102,7 @@ def one_empty_for_all() -> Subject:
     return _layer(weights)
 
 
-@fault("PM08", "Left padding with arange position ids", citation="documented bug PM08", killed_by=("padding.left",))
+@fault("PM08", "Left padding with arange position ids", killed_by=("padding.left",))
 def arange_positions() -> Subject:
     class Wrong(reference_model.Decoder):
         def with_weights(self, tokens: Any = None, attention_mask: Any = None, **given: Any) -> Any:
@@ -125,7 +120,6 @@ def arange_positions() -> Subject:
 @fault(
     "PM10",
     "Mean pooling averages padding positions",
-    citation="documented bug PM10",
     killed_by=("padding.pooling", "padding.amount-irrelevant"),
 )
 def mean_over_padding() -> Subject:
@@ -142,7 +136,6 @@ def mean_over_padding() -> Subject:
 @fault(
     "HD04",
     "batch_first mismatch: attention runs over the batch",
-    citation="documented bug HD04",
     killed_by=("batch.independence", "batch.permutation"),
     cause="over the batch",
 )
@@ -162,7 +155,6 @@ def over_the_batch() -> Subject:
 @fault(
     "PE07",
     "PE indexed by batch instead of time",
-    citation="documented bug PE07",
     killed_by=("batch.independence", "batch.permutation", "positions.order-matters", "permutation.broken-by-positions"),
 )
 def positions_by_sample() -> Subject:

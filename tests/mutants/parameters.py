@@ -18,7 +18,6 @@ _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement":
 @fault(
     "IN01",
     "[layer]*n shares one instance",
-    citation="documented bug IN01",
     killed_by=("parameters.exact-count",),
     cause="whole layer",
 )
@@ -32,7 +31,6 @@ def shared_layers() -> Subject:
 @fault(
     "NM08",
     "One LayerNorm instance shared by two sublayers",
-    citation="documented bug NM08",
     killed_by=("parameters.exact-count",),
     cause="norm",
 )
@@ -47,7 +45,6 @@ def shared_norm() -> Subject:
 @fault(
     "FF02",
     "'swiglu' silently maps to plain SiLU",
-    citation="documented bug FF02",
     killed_by=("parameters.exact-count",),
 )
 def not_gated() -> Subject:
@@ -62,7 +59,6 @@ def with_biases() -> Subject:
 @fault(
     "IN05",
     "Python list hides layers from parameters()",
-    citation="documented bug IN05",
     killed_by=("parameters.registered", "parameters.exact-count"),
 )
 def hidden_layers() -> Subject:

@@ -13,7 +13,7 @@ from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.parts import SelfAttention, layer, model, self_attention
 
 
-@fault("FF07", "FFN/reshape mixes positions", citation="documented bug FF07", killed_by=("permutation.equivariance",))
+@fault("FF07", "FFN/reshape mixes positions", killed_by=("permutation.equivariance",))
 def mixing_reshape() -> Subject:
     class Wrong(nn.Module):
         def __init__(self, config: Any) -> None:
@@ -51,7 +51,7 @@ def cut_gradient() -> Subject:
     return self_attention(Wrong)
 
 
-@fault("DR01", "SDPA dropout active in eval", citation="documented bug DR01", killed_by=("numerics.stateless",))
+@fault("DR01", "SDPA dropout active in eval", killed_by=("numerics.stateless",))
 def dropout_in_eval() -> Subject:
     class Wrong(SelfAttention):
         def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:

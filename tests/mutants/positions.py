@@ -30,7 +30,6 @@ def _right(width: int) -> Tensor:
 @fault(
     "PE01",
     "Exponent uses 2*i where i is already the channel index (and cos uses i+1)",
-    citation="documented bug PE01",
     killed_by=("sinusoidal.definition", "sinusoidal.relative-shift", "sinusoidal.inner-product", "sinusoidal.bounded"),
     cause="channel index",
 )
@@ -46,7 +45,6 @@ def channel_index() -> Subject:
 @fault(
     "PE02",
     "Operator precedence in the exponent",
-    citation="documented bug PE02",
     killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"),
     cause="floor division",
 )
@@ -57,7 +55,6 @@ def precedence() -> Subject:
 @fault(
     "PE04",
     "Integer arithmetic truncates frequencies",
-    citation="documented bug PE04",
     killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"),
 )
 def integers() -> Subject:
@@ -67,7 +64,6 @@ def integers() -> Subject:
 @fault(
     "PE05",
     "sin/cos concatenated as halves instead of interleaved, which is declared",
-    citation="documented bug PE05",
     killed_by=("sinusoidal.definition",),
     cause="halves order",
 )
@@ -116,7 +112,6 @@ def _stored(keep: str) -> Subject:
 @fault(
     "PE08",
     "PE stored as a plain tensor attribute",
-    citation="documented bug PE08",
     killed_by=("sinusoidal.no-parameters",),
 )
 def plain_attribute() -> Subject:
@@ -136,7 +131,6 @@ def clamped() -> Subject:
 @fault(
     "PE10",
     "Sequence longer than the learned table raises nothing",
-    citation="documented bug PE10",
     killed_by=("learned.table",),
 )
 def learned_clamped() -> Subject:
@@ -181,7 +175,6 @@ def missing_sign() -> Subject:
 @fault(
     "RP04",
     "Rotated pairs concatenated instead of re-interleaved",
-    citation="documented bug RP04",
     killed_by=("rotary.identity", "rotary.composition"),
 )
 def not_interleaved() -> Subject:
@@ -195,7 +188,6 @@ def not_interleaved() -> Subject:
 @fault(
     "RP05",
     "Rotation indexed by head instead of time",
-    citation="documented bug RP05",
     killed_by=("rotary.identity", "rotary.composition"),
 )
 def by_head() -> Subject:
@@ -205,7 +197,6 @@ def by_head() -> Subject:
 @fault(
     "RP01",
     "Angles computed in bf16",
-    citation="documented bug RP01",
     killed_by=("rotary.relative", "rotary.precision", "rotary.composition"),
 )
 def coarse_angles() -> Subject:
@@ -217,7 +208,6 @@ def coarse_angles() -> Subject:
 @fault(
     "RP11",
     "Positions doubled by default",
-    citation="documented bug RP11",
     killed_by=("rotary.frequencies",),
     cause="2 times too large",
 )
@@ -283,7 +273,6 @@ def absolute_bias() -> Subject:
 @fault(
     "RB01",
     "ALiBi slopes for head counts that are not powers of two",
-    citation="documented bug RB01",
     killed_by=("alibi.slopes",),
     cause="no power of two",
 )
@@ -291,9 +280,7 @@ def plain_slopes() -> Subject:
     return _alibi([2.0 ** (-8.0 * i / 6) for i in range(1, 7)])
 
 
-@fault(
-    "RB02", "ALiBi slopes start at 2^0", citation="documented bug RB02", killed_by=("alibi.slopes",), cause="i from 0"
-)
+@fault("RB02", "ALiBi slopes start at 2^0", killed_by=("alibi.slopes",), cause="i from 0")
 def slopes_from_one() -> Subject:
     return _alibi([2.0 ** (-8.0 * i / 4) for i in range(4)])
 
@@ -306,7 +293,6 @@ def favours_far() -> Subject:
 @fault(
     "RB04",
     "T5 bucket function wrong: sign handling",
-    citation="documented bug RB04",
     killed_by=("t5.buckets",),
     cause="sign",
 )

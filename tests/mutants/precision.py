@@ -18,7 +18,6 @@ from veriformer.tests.mutants.parts import SelfAttention, self_attention, sized
 @fault(
     "NM12-ladder",
     "The sum of squares is accumulated in bfloat16, term by term",
-    citation="documented bug NM12",
     killed_by=("numerics.precision-ladder",),
     cause="units in the last place",
 )
@@ -41,7 +40,6 @@ def accumulated() -> Subject:
 @fault(
     "RP05-ladder",
     "Rotary angles are computed in the low precision",
-    citation="documented bug RP05",
     killed_by=("numerics.precision-ladder",),
 )
 def low_angles() -> Subject:
@@ -58,7 +56,6 @@ def low_angles() -> Subject:
 @fault(
     "PM05-autocast",
     "A mask constant overflows under autocast, and zero times infinity is NaN",
-    citation="documented bug PM05",
     killed_by=("numerics.autocast",),
 )
 def overflows() -> Subject:
@@ -91,7 +88,6 @@ def mixes() -> Subject:
 @fault(
     "BK04-compile",
     "The compiled path takes another kernel",
-    citation="documented bug BK04",
     killed_by=("numerics.compile",),
 )
 def other_kernel() -> Subject:
@@ -125,7 +121,6 @@ def depth(drop: type[nn.Module]) -> Subject:
 @fault(
     "DR04-depth",
     "Stochastic depth scales in neither mode",
-    citation="documented bug DR04",
     killed_by=("droppath.expectation",),
     cause="scaled by 1, not by 1.25",
 )

@@ -52,7 +52,6 @@ def each_sublayer(change: Any) -> Any:
 @fault(
     "RS01",
     "Residual adds the normalised input",
-    citation="documented bug RS01",
     killed_by=("residual.identity",),
     cause="the skip starts behind the norm",
 )
@@ -60,7 +59,7 @@ def normalised_skip() -> Subject:
     return reference_layer("pre", each_sublayer(lambda part: setattr(part, "__class__", NormalisedSkip)))
 
 
-@fault("RS02", "Residual missing in one branch", citation="documented bug RS02", killed_by=("residual.identity",))
+@fault("RS02", "Residual missing in one branch", killed_by=("residual.identity",))
 def one_branch() -> Subject:
     return reference_layer("pre", lambda layer: setattr(layer.around_feed_forward, "skip", NoSkip()))
 
@@ -68,7 +67,6 @@ def one_branch() -> Subject:
 @fault(
     "NM05",
     "norm_first is not honoured",
-    citation="documented bug NM05",
     killed_by=("residual.placement", "residual.identity"),
     cause="post-LN",
 )
@@ -111,7 +109,6 @@ def no_skip() -> Subject:
 @fault(
     "IN02",
     "The loop applies one layer again and again",
-    citation="documented bug IN02",
     killed_by=("layer.composition",),
     cause="again and again",
 )

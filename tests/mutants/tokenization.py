@@ -20,7 +20,6 @@ def byte_pairs(**changes: Any) -> Subject:
 @fault(
     "TK01",
     "Unknown characters are dropped",
-    citation="documented bug TK01",
     killed_by=("tokenizer.round-trip", "tokenizer.no-unknown"),
 )
 def dropped() -> Subject:
@@ -30,7 +29,6 @@ def dropped() -> Subject:
 @fault(
     "TK04",
     "Bytes are decoded as their names",
-    citation="documented bug TK04",
     killed_by=("tokenizer.round-trip",),
     cause="missing",
 )
@@ -63,7 +61,6 @@ def sampled() -> Subject:
 @fault(
     "TK05",
     "Merges are applied left to right, not by rank",
-    citation="documented bug TK05",
     killed_by=("tokenizer.bpe-merges",),
 )
 def left_to_right() -> Subject:
