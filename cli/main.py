@@ -12,6 +12,7 @@ from veriformer.cli.check import check
 from veriformer.cli.explain import explain
 from veriformer.cli.identify import identify
 from veriformer.cli.listing import list_properties
+from veriformer.cli.mutants import mutants
 from veriformer.cli.replay import replay
 from veriformer.cli.report import report
 
@@ -27,7 +28,7 @@ def commands() -> None:
     """
 
 
-for _command in (check, identify, list_properties, explain, replay, ablate, report):
+for _command in (check, identify, list_properties, explain, replay, mutants, ablate, report):
     commands.add_command(_command)
 
 
