@@ -121,7 +121,7 @@ class _Run:
                 console=err, transient=True, disable=not err.is_terminal,
             ) as progress:  # fmt: skip
                 bar = progress.add_task("judging", total=len(plan["subjects"]) * (len(properties) + 1))
-                tasks: list[Task] = []
+                tasks: list[Task] = [self._canaries([d["kind"] for d in plan["subjects"]], order)]
                 for described in plan["subjects"]:
                     part = SubjectReport(described["name"], described["kind"], described["target"], described["facts"])
                     self.report.subjects.append(part)
@@ -133,6 +133,18 @@ class _Run:
             for part in self.report.subjects:
                 part.results.sort(key=lambda r: order.index(r.id))
             self.report.seconds = time.perf_counter() - started
+
+    def _canaries(self, kinds: list[str], order: list[str]) -> Task:
+        """Return the task that comes first: known-broken models, which this run must notice."""
+
+        def sent(answer: dict[str, Any]) -> None:
+            self.report.canaries = answer
+
+        def lost(why: str, late: bool) -> None:
+            self.report.canaries = {"sent": 1, "caught": 0, "missed": [f"the canaries were not judged: {why}"]}
+
+        seconds = 60.0 + 10 * len(set(kinds))
+        return Task("canaries", lambda: {"kinds": sorted(set(kinds)), "props": order}, sent, lost, [], seconds)
 
     def _tasks(self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any) -> list[Task]:
         found: dict[str, Task] = {}

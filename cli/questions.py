@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from veriformer.cli.worker import Message
+from veriformer.properties.canaries import send
 from veriformer.properties.engine import Judge, select
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, catalogue
@@ -65,6 +66,10 @@ class Answers:
             judge.learn(prop_id, outcome)
         result = judge.judge(catalogue()[prop])
         return {"result": plain(result), "probed": judge.probed}
+
+    def canaries(self, kinds: Sequence[str], props: Sequence[str]) -> dict[str, Any]:
+        """Send known-broken models of these kinds through the engine."""
+        return send(kinds, [catalogue()[p] for p in props], self.settings)
 
     def power(self, target: str, props: Sequence[str], walked: Sequence[str]) -> dict[str, Any]:
         """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked."""

@@ -230,8 +230,11 @@ def run(
         settings: of the run.
         on_result: called after each result, for progress.
     """
+    from veriformer.properties.canaries import send  # they are judged by this engine
+
     started = time.perf_counter()
     report = Report([], settings.seed, settings.profile, settings.device)
+    report.canaries = send((s.kind for s in subjects), properties, settings)
     for subject in subjects:
         part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
         report.subjects.append(part)

@@ -106,8 +106,8 @@ class SubjectReport:
         target: how the command line names it.
         facts: declared.
         probed: facts found out rather than declared, in words.
-        power: `{"noticed": k, "tried": n, "missed": [...], "voided": bool}`: faults that this run proved it notices;
-            None if none was tried.
+        power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
+            property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
         results: one a property.
     """
@@ -146,6 +146,7 @@ class Report:
         device: of the run.
         versions: of Python, torch, veriformer ...
         seconds: wall time.
+        canaries: `{"sent": n, "caught": k, "missed": [...]}`: known-broken models that went through the engine first.
     """
 
     subjects: list[SubjectReport]
@@ -154,6 +155,7 @@ class Report:
     device: str = "cpu"
     versions: dict[str, str] = field(default_factory=lambda: versions())
     seconds: float = 0.0
+    canaries: dict[str, Any] | None = None
 
     @property
     def results(self) -> list[Result]:
@@ -169,7 +171,7 @@ class Report:
         VACUOUS result alone, is something that could not be judged (2).
         """
         outcomes = {r.outcome for r in self.results}
-        if any(s.power and s.power.get("voided") for s in self.subjects):
+        if self.canaries and self.canaries["missed"]:
             return 2
         if outcomes & {FAIL, UNEXPECTED_PASS}:
             return 1
@@ -192,7 +194,8 @@ class Report:
             ViolationsFoundError: with one line a property.
         """
         if not self.ok:
-            lines = [f"{s.name}: {r.id}: {r.outcome}: {r.reason}" for s, r in self._troubles()]
+            lines = [f"canary missed, the run is void: {told}" for told in (self.canaries or {}).get("missed", ())]
+            lines += [f"{s.name}: {r.id}: {r.outcome}: {r.reason}" for s, r in self._troubles()]
             raise ViolationsFoundError("\n".join(lines) or "no property could be judged")
 
     def _troubles(self) -> Iterator[tuple[SubjectReport, Result]]:
@@ -211,6 +214,7 @@ class Report:
             "device": self.device,
             "tf32": False,
             "seconds": round(self.seconds, 3),
+            "canaries": self.canaries,
             "subjects": [plain(s) for s in self.subjects],
         }
 

@@ -61,17 +61,21 @@ def print_report(
         console.print(line)
         for note in subject["probed"]:
             console.print(Text(f"    probed: {note}", style="dim"))
-        for missed in (subject["power"] or {}).get("missed", []):
-            console.print(
-                Text(f"    VOID: the fault {missed!r}, put into this subject, went unnoticed", style="bold red")
-            )
+        for fault in (subject["power"] or {}).get("faults", []):
+            if fault["noticed_by"] is None:
+                told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
+                console.print(Text(f"    {told}", style="yellow"))
         _print_results(console, subject["results"], statements, verbose)
     if with_paths:
         _print_never_walked(console, report["subjects"], verbose)
+    canaries = report.get("canaries") or {"sent": 0, "caught": 0, "missed": []}
+    for missed in canaries["missed"]:
+        console.print(Text(f"VOID: a known-broken model passed: {missed}", style="bold red"))
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
-    console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}; profile {report['profile']}, "
-                       f"seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+    caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
+    console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
+                       f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
 
 
 def _print_never_walked(console: Console, subjects: Sequence[Mapping[str, Any]], verbose: bool) -> None:

@@ -48,13 +48,13 @@ def masking_follows_bert(case: Case) -> None:
     seed = case.integer("mask seed", 0, 9999)
     inputs, labels = _masked(case, tokens.clone(), seed)
     chosen = labels != int(subject.fact("ignore_index", -100))
-    case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there")
-    case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed")
     special = torch.isin(tokens, torch.tensor(specials))
     case.require(not bool((chosen & special).any()), "a special token is to be predicted",
                  got=f"{int((chosen & special).sum())} of them", expected="none")  # fmt: skip
     probability = float(subject.fact("mask_probability", 0.15))
     _count(case, "tokens chosen", int(chosen.sum()), int((~special).sum()), probability)
+    case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there")
+    case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed")
     total = int(chosen.sum())
     masked = inputs == int(subject.fact("mask_id"))
     changed = chosen & ~masked & (inputs != tokens)

@@ -85,8 +85,8 @@ def _cause(straight: Tensor, permuted: Tensor, stream: Stream, x: Tensor) -> str
     same = x[:, :1].expand_as(x).contiguous()
     with torch.no_grad():
         constant = stream(same)
-    spread = (constant - constant[:, :1]).abs().max()
-    if float(spread) > stream.case.tolerance(stream.built) * float(constant.abs().max()):
+    spread = (constant - constant[:, :1]).detach().abs().max()
+    if float(spread) > stream.case.tolerance(stream.built) * float(constant.detach().abs().max()):
         return "equal inputs at all positions give different outputs: something depends on the index of a position"
     return (
         "equal inputs give equal outputs, so no index enters by itself: positions are mixed up with heads or channels"

@@ -225,7 +225,10 @@ def _of(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
 def _operators(node: ast.BinOp | ast.Compare | ast.BoolOp, words: str) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.Compare):
         for other in _OPERATORS.get(type(node.ops[0]), ()):
-            yield f"{words}: {other.__name__}", ast.Compare(node.left, [other(), *node.ops[1:]], node.comparators)
+            yield (
+                f"{words}: {other.__name__}",
+                ast.Compare(node.left, [_as_operator(other), *node.ops[1:]], node.comparators),
+            )
         return
     for other in _OPERATORS.get(type(node.op), ()):
         changed = copy.copy(node)
@@ -236,6 +239,12 @@ def _operators(node: ast.BinOp | ast.Compare | ast.BoolOp, words: str) -> Iterat
         yield f"{words}: right alone", node.right
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         yield f"{words}: doubled", ast.BinOp(ast.Constant(2), ast.Mult(), node)
+
+
+def _as_operator(kind: type[ast.AST]) -> ast.cmpop:
+    made = kind()
+    assert isinstance(made, ast.cmpop)
+    return made
 
 
 def _constants(node: ast.Constant) -> Iterator[tuple[str, ast.AST]]:

@@ -16,7 +16,7 @@ from veriformer.properties.case import Case
 from veriformer.properties.engine import Judge, run, select
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, holds, in_dependency_order, named
-from veriformer.properties.results import Report, Result, SubjectReport
+from veriformer.properties.results import Report, Result, SubjectReport, ViolationsFoundError
 from veriformer.properties.subject import DrawnConfig, Subject
 
 
@@ -209,9 +209,18 @@ def test_exit_status(outcomes: tuple[str, ...], status: int) -> None:
     assert report.ok == (status == 0)
 
 
-def test_a_fault_that_goes_unnoticed_voids_the_run() -> None:
-    power = {"noticed": 0, "tried": 1, "missed": ["the future leaks in"], "voided": True}
-    assert _report("PASS", power=power).exit_status == 2
+def test_a_missed_canary_voids_the_run() -> None:
+    report = _report("PASS")
+    assert report.exit_status == 0
+    report.canaries = {"sent": 1, "caught": 0, "missed": ["a decoder that reads the next token"]}
+    assert report.exit_status == 2
+    with pytest.raises(ViolationsFoundError, match="reads the next token"):
+        report.raise_for_violations()
+
+
+def test_a_fault_that_goes_unnoticed_is_told_and_voids_nothing() -> None:
+    power = {"noticed": 0, "tried": 1, "missed": ["the future leaks in"], "faults": []}
+    assert _report("PASS", power=power).exit_status == 0
 
 
 def test_an_unknown_id_is_answered_with_the_nearest_one() -> None:
