@@ -41,6 +41,7 @@ def _candidates(
                 lambda number=number: attention_oracle(q, k, v, scale=number, allow=allow).to(q.device),  # type: ignore[misc]
             )
     scores = _scores(q, k, scale)
+    yield from _conventions(scores, value, allow)
     yield (
         "the output equals attention with the softmax over the queries instead of the keys",
         lambda: _masked(scores, allow).softmax(dim=-2).nan_to_num(0.0) @ value,
@@ -104,6 +105,21 @@ def _candidates(
             )
 
 
+def _conventions(scores: Tensor, value: Tensor, allow: Tensor | None) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield what is no defect where it is meant, and has to be declared."""
+    shown = _masked(scores, allow)
+    zero = torch.zeros_like(scores[..., :1])
+    yield (
+        "the output equals attention with a sink, one more key of score 0: declare sink=True if that is meant",
+        lambda: torch.cat([shown, zero], dim=-1).softmax(-1)[..., :-1] @ value,
+    )
+    for cap in (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0):
+        yield (
+            f"the output equals attention whose scores are capped: declare soft_cap={cap:g} if that is meant",
+            lambda cap=cap: _masked(cap * torch.tanh(scores / cap), allow).softmax(-1).nan_to_num(0.0) @ value,  # type: ignore[misc]
+        )
+
+
 def attention_cause(
     got: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, allow: Tensor | None = None
 ) -> str | None:
@@ -132,4 +148,5 @@ def attention_cause(
         if guess.shape == got.shape:
             error = worst_difference(got, guess, 2 * attention_bound(query, key, value, largest)).error
             found += [words] if error <= 1 else []
-    return "; or ".join(found[:3]) or None
+    told = "; or ".join(found[:3])
+    return f"{told} (declare attention_scale if that is meant)" if "with scale" in told else told or None

@@ -69,6 +69,7 @@ FACTS: Mapping[str, Fact] = {
         _flag("causal", "output t depends on inputs 0..t alone"),
         _one_of("positions", POSITIONS, "how order enters; 'other' for a kind that has no name here"),
         _size("window", "sliding window: output t sees inputs t - window + 1 .. t"),
+        _count("sink_tokens", "first tokens that every query of a sliding window sees besides"),
         _size("prefix", "prefix-LM: the first `prefix` positions see one another both ways"),
         Fact(
             "attention_scale",
@@ -107,6 +108,7 @@ FACTS: Mapping[str, Fact] = {
         _flag("stacked", "has num_layers layers (default) rather than one"),
         _flag("shared_layers", "layers share parameters on purpose"),
         _flag("batch_coupled", "samples of a batch influence one another by design (expert capacity)"),
+        _flag("quantised", "values are rounded to few bits on purpose, their gradients passed through"),
         _flag("embedding_scale", "token embeddings are multiplied by sqrt(d_model)"),
         _one_of("pooling", ("cls", "mean", "max", "weighted", "last", "none", "other"), "how a sequence is pooled"),
         _one_of("padding_side", ("right", "left", "both"), "sides on which padding is supported"),

@@ -12,20 +12,23 @@ from veriformer.properties.stream import Stream
 from veriformer.properties.violations import InfluenceMap
 
 
-def causal_region(length: int, window: int | None = None, prefix: int | None = None) -> Tensor:
+def causal_region(length: int, window: int | None = None, prefix: int | None = None, sinks: int = 0) -> Tensor:
     """Return `[T, T]` bool: whether output t may depend on input s.
 
     Args:
         length: T.
         window: if given, s > t - window too.
         prefix: if given, the first `prefix` positions see one another both ways.
+        sinks: with a window, the first tokens that are seen from everywhere behind them.
 
     >>> causal_region(3, window=2).tolist()
     [[True, False, False], [True, True, False], [False, True, True]]
     """
     allowed = torch.ones(length, length, dtype=torch.bool).tril()
     if window is not None:
-        allowed &= torch.ones(length, length, dtype=torch.bool).triu(1 - window)
+        near = torch.ones(length, length, dtype=torch.bool).triu(1 - window)
+        near[:, :sinks] = True
+        allowed &= near
     if prefix is not None:
         allowed[: min(prefix, length), : min(prefix, length)] = True
     return allowed
@@ -101,5 +104,8 @@ def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
     if bool(missing[allowed].all()):
         return "no output depends on any input"
     if min(back) > 0:
-        return f"no influence from {min(back)} steps back and more: a window is applied that was not declared"
+        return (
+            f"no influence from {min(back)} steps back and more: a window is applied that was not declared "
+            "(declare window, the number of tokens that one layer sees, if that is meant)"
+        )
     return f"no influence from {int(missing.sum())} of {int(allowed.sum())} permitted positions"

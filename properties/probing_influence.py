@@ -22,12 +22,14 @@ _ORDERED = tuple(kind for kind in SEQUENCES if kind != "cross_attention")
 def what_reaches_what(bench: Workbench) -> Iterator[Finding]:
     """Tell whether a subject is causal, and how far back it sees; by gradients, or else by substitution."""
     subject = bench.subject
-    if subject.kind not in PER_POSITION:
+    if subject.kind not in PER_POSITION or subject.fact("quantised"):  # what is rounded away is not seen
         return
     influence = _influence(bench, LENGTH)
     causal = not bool(influence.triu(1).any())
     prefix = _prefix(influence)
-    yield Finding("causal", causal, _reach(influence, prefix))
+    yield Finding("causal", causal or bool(prefix), _reach(influence, prefix))
+    if prefix:
+        yield Finding("prefix", prefix, f"the first {prefix} positions see one another both ways, later ones the past")
     one_layer = subject.kind in ("self_attention", "layer")
     longest = min(bench.configs[0].max_len, int(subject.fact("max_len", LONG)))
     if causal and one_layer and longest >= LONG:
@@ -48,7 +50,7 @@ def _reach(influence: Tensor, prefix: int) -> str:
             "if the subject is meant to be causal, its mask is off by one: declare causal=True to have it judged"
         )
     if prefix:
-        return f"the first {prefix} positions see one another both ways, later ones the past: is prefix={prefix} meant?"
+        return f"no output depends on a later input, but for the first {prefix} positions"
     if max(ahead) < LENGTH - 1:
         return f"outputs depend on inputs up to {max(ahead)} steps ahead"
     return "outputs depend on all later inputs"

@@ -52,7 +52,10 @@ def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
     changed = (stream(other) - together).abs().flatten(1).amax(dim=1)
     reached = int((changed[:-1] > size_of(together) * stream.case.tolerance(stream.built)).sum())
     if not reached:
-        return None
+        return (
+            "replacing the last sample changes no other: the samples meet in a maximum or a count "
+            "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
+        )
     if together.ndim == 3 and len(x) > 1:
         spread = (stream(other) - together).abs().amax(dim=-1)[:-1]
         same_time = x.clone()
@@ -64,7 +67,8 @@ def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
                 "position t of one sample reaches position t of the others and no other: attention runs over the batch"
             )
     return (
-        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch"
+        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch "
+        "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.case import Case
+from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.premises import excludes_fact, needs_fact
@@ -36,7 +37,15 @@ def _mask(stream: Stream, x: Tensor, path: Path, real: int) -> Tensor | None:
 
 
 def _region(case: Case, length: int) -> Tensor:
-    return causal_region(length, case.subject.fact("window"), case.subject.fact("prefix"))
+    """Return what an output must see: in a stack one layer's window at least."""
+    fact = case.subject.fact
+    return causal_region(length, fact("window"), fact("prefix"), fact("sink_tokens", 0))
+
+
+def _permitted(case: Case, length: int) -> Tensor:
+    """Return what an output may see: through N layers a window reaches N times as far, so of stacks it says nothing."""
+    one_layer = case.subject.kind in ("self_attention", "layer")
+    return _region(case, length) if one_layer else causal_region(length, None, case.subject.fact("prefix"))
 
 
 @holds(
@@ -87,7 +96,7 @@ class _Map:
     def __init__(self, case: Case, stream: Stream, path: Path) -> None:
         self.case, self.stream, self.path = case, stream, path
         self.length = max(MAP_LENGTH, case.subject.fact("window", 0) + 2, case.subject.fact("prefix", 0) + 3)
-        self.allowed = _region(case, self.length)
+        self.must, self.allowed = _region(case, self.length), _permitted(case, self.length)
 
     def _measured(self, path: Path) -> Tensor:
         x = self.stream.draw(1, self.length)
@@ -108,7 +117,7 @@ class _Map:
 
     def gap(self) -> str | None:
         """Name the likely cause of a gap."""
-        return gap_cause(self._measured(self.path), self.allowed)
+        return gap_cause(self._measured(self.path), self.must)
 
 
 @holds(
@@ -130,18 +139,18 @@ def gradients_stop_at_the_present(case: Case) -> None:
     """
     stream, length, _ = _start(case, batch=1)
     x = stream.draw(1, length)
-    allowed = _region(case, length)
+    allowed, permitted = _region(case, length), _permitted(case, length)
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
-        _no_leak(case, stream, influence, allowed, path)
+        _no_leak(case, stream, influence, permitted, path)
         _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
     if not case.subject.is_functional and case.built(dtype=stream.built.dtype).config.dropout > 0:
         training = Path(training=True)
         case.path = str(training)
         influence = stream.influence(x, path=training)
         if influence is not None:
-            _no_leak(case, stream, influence.cpu(), allowed, training)
+            _no_leak(case, stream, influence.cpu(), permitted, training)
         case.path = ""
     case.witness()
 
@@ -174,7 +183,7 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
         "an output does not depend on an input that it must see",
         got=f"no influence at {missing} of {int(allowed.sum())} permitted places",
         expected="some influence at each of them",
-        cause=_Map(case, stream, path).gap,
+        cause=lambda: _Map(case, stream, path).gap() or gap_cause(influence, allowed),
         influence=_Map(case, stream, path),
     )
 
@@ -204,10 +213,23 @@ def a_prefix_gives_the_first_outputs(case: Case) -> None:
             short,
             whole[:, :cut],
             f"the outputs for the first {cut} inputs change when the sequence goes on after them",
-            cause=show.leak,
+            cause=lambda show=show, path=path: show.leak() or _length_enters(case, stream, x, cut, path),  # type: ignore[misc]
             influence=show,
         )
     case.witness()
+
+
+def _length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) -> str | None:
+    """No later input reaches an output: tell from which length on the length itself does."""
+    first = stream(x[:, :cut], path=path)
+    for total in range(cut + 1, x.shape[1] + 1):
+        got = stream(x[:, :total], path=path)[:, :cut]
+        if worst_difference(got, first, size_of(first)).error > case.tolerance(stream.built):
+            return (
+                f"no later input reaches them; their number does, from {total} on (as with dynamic rotary scaling: "
+                f"declare max_len={total - 1} if that is meant)"
+            )
+    return None
 
 
 @holds(
@@ -258,7 +280,7 @@ def the_window_has_the_declared_width(case: Case) -> None:
     window = int(case.subject.fact("window"))
     stream, length, _ = _start(case, batch=1)
     x = stream.draw(1, length)
-    allowed = causal_region(length, window)
+    allowed = causal_region(length, window, None, case.subject.fact("sink_tokens", 0))
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()

@@ -253,7 +253,7 @@ def every_place_has_the_rate(case: Case) -> None:
     source="Srivastava et al. 2014, section 4: what is dropped gets no gradient; documented bug EX02.",
     kinds=_KINDS,
     level="extended",
-    unless=needs_part("build"),
+    unless=(needs_part("build"), excludes_fact("quantised")),
     examples_factor=0.25,
     requires=("gradients.gradcheck",),
     catches=("EX02",),

@@ -13,7 +13,7 @@ from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_module
+from veriformer.properties.premises import excludes_fact, needs_module
 from veriformer.properties.property import holds
 from veriformer.properties.subject import KINDS
 
@@ -65,6 +65,7 @@ def gradients_are_finite(case: Case) -> None:
     source="Definition of the derivative; torch.autograd.gradcheck.",
     kinds=_KINDS,
     level="extended",
+    unless=excludes_fact("quantised"),
     examples_factor=0.5,
 )
 def the_gradient_is_the_derivative(case: Case) -> None:
@@ -129,6 +130,7 @@ def _moved(
     source="Definition of the Hessian; needed by gradient penalties and second-order optimisers.",
     kinds=_KINDS,
     level="extended",
+    unless=excludes_fact("quantised"),
     requires=("gradients.gradcheck",),
     examples_factor=0.25,
 )

@@ -25,6 +25,9 @@ def _input(case: Case, built: Built, scale: float = 1.0, offset: float = 0.0, to
     return ((x + offset) * scale).to(built.dtype)
 
 
+_UNBIASED = "the variance is divided by d - 1 instead of d (declare norm='other' if that is meant)"
+
+
 @holds(
     "norm.definition",
     statement="The output is gain * (x - mean) / sqrt(variance + eps) + bias, at every scale and offset.",
@@ -68,7 +71,7 @@ def _cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) 
     deviation = centre.square().mean(dim=-1, keepdim=True).sqrt()
     for words, denominator in (
         (
-            "the variance is divided by d - 1 instead of d",
+            _UNBIASED,
             (deviation.square() * width / (width - 1) + model.eps).sqrt(),
         ),
         ("eps is added to the standard deviation, outside the root", deviation + 1e-5),
@@ -119,7 +122,7 @@ def tokens_have_unit_variance(case: Case) -> None:
 
 def _variance_cause(square: Tensor, width: int, limit: float) -> str | None:
     off = float((square - (width - 1) / width).abs().max())
-    return "the variance is divided by d - 1 instead of d" if off <= limit else None
+    return _UNBIASED if off <= limit else None
 
 
 @holds(

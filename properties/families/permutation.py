@@ -172,9 +172,9 @@ def _distinct(case: Case, stream: Stream, length: int) -> Tensor:
 def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     """Another position, or the pooled output, tells the two orders apart. In a causal model a later position sees it.
 
-    Distances to the observer must differ from a mirror image of one another, or ALiBi would rightly see none:
-    the observer stands at the end and the first two inputs are swapped. Sequences are short, since far distances
-    may share a T5 bucket, and then the swap is rightly invisible to one layer.
+    Distances to the observer must differ from a mirror image of one another, or ALiBi would rightly see none: the
+    observer stands at the end. The first two inputs are swapped, or the two before the observer: one of the swaps
+    must be seen, since far distances may share a bucket, and then the first is rightly invisible to one layer.
     """
     length = case.integer("T", 4, 7)
     if (window := case.subject.fact("window")) is not None and window < length:
@@ -183,11 +183,16 @@ def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     if stream.built.dtype in (torch.bfloat16, torch.float16):
         case.does_not_apply("in half precision the least slope of ALiBi, 2^-8, cannot be told from rounding")
     x = torch.cat([_distinct(case, stream, length) for _ in range(8)])  # one of them will not happen to look away
-    order = [1, 0, *range(2, length)]
-    swapped, straight = stream(x[:, order]), stream(x)
+    far, near = list(range(length)), list(range(length))
+    far[:2], near[-3:-1] = [1, 0], [length - 2, length - 3]
+    straight, swapped = stream(x), [stream(x[:, far]), stream(x[:, near])]
     if stream.per_position:
-        swapped, straight = swapped[:, -1], straight[:, -1]
-    case.differs(swapped, straight, "swapping the first two inputs changes no output elsewhere: order is not seen")
+        straight, swapped = straight[:, -1], [output[:, -1] for output in swapped]
+    case.differs(
+        torch.cat(swapped),
+        torch.cat([straight, straight]),
+        "swapping two inputs changes no output elsewhere: order is not seen",
+    )
     case.witness()
 
 

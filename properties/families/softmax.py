@@ -84,6 +84,8 @@ def _sum_cause(weights: Tensor) -> str | None:
     sums = wide.sum(dim=-1)
     if bool(((sums - sums.flatten()[0]).abs() < near).all()):
         return f"every row sums to {float(sums.flatten()[0]):.6g}: a factor is applied after the softmax"
+    if bool(((sums > 0) & (sums < 1 - near)).all()):
+        return "the rows sum to less than one, each to another sum: a sink (declare sink=True if that is meant)"
     return None
 
 
