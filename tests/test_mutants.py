@@ -21,8 +21,8 @@ def test_fault_is_noticed(mutant: Fault) -> None:
     report = run([mutant.subject()], named(mutant.killed_by), Settings(profile="standard", named=mutant.killed_by))
     unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in report.results if r.outcome != "FAIL"]
     assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
-    causes = [r.counterexample.cause for r in report.results if r.counterexample]
-    assert not mutant.cause or any(mutant.names(cause) for cause in causes), causes
+    told = [text for r in report.results if (c := r.counterexample) for text in (c.headline, c.cause)]
+    assert not mutant.cause or any(mutant.names(text) for text in told), told
 
 
 def test_every_property_is_needed() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-
 import torch
 from scipy import stats
 from torch import Tensor
 
 from veriformer.properties.attending import Attending
 from veriformer.properties.attention_causes import attention_cause
+from veriformer.properties.attention_module_causes import module_cause
 from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.facts import attention_scale
 from veriformer.properties.influence import causal_region
 from veriformer.properties.oracles import attention_bound, multi_head_oracle, project
-from veriformer.properties.pool import Built
 from veriformer.properties.premises import excludes_fact, needs_part
 from veriformer.properties.property import holds
 from veriformer.properties.subject import Subject
@@ -81,7 +77,7 @@ def output_follows_the_definition(case: Case) -> None:
             got,
             expected.to(got.device),
             "the output is not that of multi-head attention with these projection matrices",
-            cause=lambda got=got: _module_cause(case, built, got, x, memory, parts, scale, allow),  # type: ignore[misc]
+            cause=lambda got=got: module_cause(case, built, got, x, memory, parts, scale, allow),  # type: ignore[misc]
         )
     case.witness()
 
@@ -103,72 +99,6 @@ def _values_of_another_width(case: Case, drawn: Attending) -> None:
         bound=drawn.bound(value=value),
         cause=lambda: "channels beyond the width of the keys are lost or made up",
     )
-
-
-def _module_cause(
-    case: Case,
-    built: Built,
-    got: Tensor,
-    x: Tensor,
-    memory: Tensor,
-    parts: dict[str, Tensor],
-    scale: float,
-    allow: Tensor | None,
-) -> str | None:
-    config = case.config()
-    d_head, d_model = parts["q"].shape[0] // config.num_heads, config.d_model
-    limit = 4 * case.tolerance()
-
-    def explains(**changed: object) -> bool:
-        given = {"num_heads": config.num_heads, "scale": scale, "allow": allow, **changed}
-        guess = multi_head_oracle(x, memory, parts, **given).to(got.device)  # type: ignore[arg-type]
-        return worst_difference(got, guess, size_of(guess)).error <= limit
-
-    for number, words in (
-        (d_head**-0.5, "1/sqrt(d_head)"),
-        (d_model**-0.5, "1/sqrt(d_model)"),
-        (1.0, "1 (no scaling)"),
-        (d_head**0.5, "sqrt(d_head)"),
-        (1 / d_head, "1/d_head (scaled twice, or muP)"),
-    ):
-        if abs(number - scale) > 1e-9 * scale and explains(scale=number):
-            told = f"the output equals attention with scale {words} = {number:.6g} instead of {scale:.6g}"
-            return f"{told} (declare attention_scale if that is meant)"
-    if config.num_heads > 1 and explains(num_heads=1, scale=scale) and parts["k"].shape == parts["q"].shape:
-        return "the output equals attention with one head"
-    return _convention(case, built, got, x, memory)
-
-
-def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor) -> str | None:
-    """Tell normalised queries and sinks by what becomes of a copy whose projections are changed."""
-    inputs = (x,) if memory is x else (x, memory)
-
-    def changed(change: Callable[[dict[str, Tensor]], None]) -> Tensor:
-        twin = copy.deepcopy(built)
-        with torch.no_grad():
-            change(case.bench.call(case.subject.projections, twin.module))
-            return case.call(twin, *inputs).detach()
-
-    def doubled(parts: dict[str, Tensor]) -> None:
-        parts["q"].mul_(2)
-        if "q_bias" in parts:
-            parts["q_bias"].mul_(2)
-
-    if worst_difference(changed(doubled), got, size_of(got)).error <= 4 * case.tolerance():
-        return "queries twice as large change nothing: they are normalised (declare query_key_norm if that is meant)"
-
-    def constant(parts: dict[str, Tensor]) -> None:
-        parts["v"].zero_()
-        parts["v_bias"].fill_(1)
-        parts["o"].copy_(torch.eye(len(parts["o"]), parts["o"].shape[1]).to(parts["o"]))
-        parts["o_bias"].zero_()
-
-    parts = case.bench.call(case.subject.projections, built.module)
-    if "v_bias" in parts and "o_bias" in parts:
-        sums = changed(constant)
-        if bool((sums < 1 - 1e-3).all()) and bool((sums > 0).all()):
-            return "all weights of a row sum to less than one: a sink (declare sink=True if that is meant)"
-    return None
 
 
 @holds(

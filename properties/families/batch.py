@@ -7,6 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
+from veriformer.properties.localize import where_it_enters
 from veriformer.properties.premises import excludes_fact
 from veriformer.properties.property import holds
 from veriformer.properties.stream import SEQUENCES, Stream, sides
@@ -47,6 +48,10 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
 
 def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
     """Tell whether attention runs over the batch: transposing batch and time of the input transposes the output."""
+    limit = size_of(together) * stream.case.tolerance(stream.built)
+    with torch.no_grad():
+        if bool(((stream(x) - stream(x)).abs() > limit).any()):
+            return "the same batch gives another output each time, whatever its size (see numerics.stateless)"
     other = x.clone()
     other[-1] = stream.other(x)[-1]
     changed = (stream(other) - together).abs().flatten(1).amax(dim=1)
@@ -66,8 +71,13 @@ def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
             return (
                 "position t of one sample reaches position t of the others and no other: attention runs over the batch"
             )
+    where = where_it_enters(
+        stream.built.module, lambda: stream(x), lambda: stream(other), lambda t: t[:1] if len(t) == len(x) else None,
+        stream.case.tolerance(stream.built),
+    )  # fmt: skip
     return (
-        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch "
+        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch"
+        f"{', ' + where if where else ''} "
         "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
     )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.localize import where_it_enters
 from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.premises import excludes_fact, needs_fact
 from veriformer.properties.probing_influence import by_substitution
@@ -111,9 +112,23 @@ class _Map:
         """Name the likely cause of a leak, and whether it is on this path alone."""
         layers = self.stream.built.config.num_layers
         cause = leak_cause(self._measured(self.path), self.allowed, layers)
+        where = self._where() if cause else None
+        if cause and where:
+            cause = f"{cause.partition(':')[0] if 'every later' in cause else cause}; it enters {where}"
         if cause is None or self.path == DEFAULT or leak_cause(self._measured(DEFAULT), self.allowed) is not None:
             return cause
         return f"{cause}; the plain path is clean, only this one leaks ({self.path})"
+
+    def _where(self) -> str | None:
+        """Name the module in which later inputs reach earlier outputs."""
+        stream, path = self.stream, self.path
+        x, cut = stream.draw(1, self.length), self.length // 2
+        other = x.clone()
+        other[:, cut:] = stream.other(x)[:, cut:]
+        return where_it_enters(
+            stream.built.module, lambda: stream(x, path=path), lambda: stream(other, path=path),
+            lambda t: t[:, :cut] if t.shape[:2] == x.shape[:2] else None, self.case.tolerance(stream.built),
+        )  # fmt: skip
 
     def gap(self) -> str | None:
         """Name the likely cause of a gap."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
+from veriformer.properties.dropout_watch import DropoutWatch
 from veriformer.properties.inputs import Inputs, ordinary
 from veriformer.properties.paths import Path
 from veriformer.properties.pool import Built
@@ -190,29 +189,6 @@ def _scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:
     return f"the mean is {ratio:.3g} times the output"
 
 
-class _Rates(TorchFunctionMode):
-    """Notes the rate of every dropout that acts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[float] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func in (nn.functional.dropout, torch.dropout):
-            rate = args[1] if len(args) > 1 else given.get("p", 0.5)
-            acts = args[2] if len(args) > 2 else given.get("training", given.get("train", True))
-            if acts and rate > 0:
-                self.seen.append(float(rate))
-        elif func is nn.functional.scaled_dot_product_attention:
-            rate = args[4] if len(args) > 4 else given.get("dropout_p", 0.0)
-            if rate > 0:
-                self.seen.append(float(rate))
-        return func(*args, **given)
-
-
 @holds(
     "dropout.places",
     statement="In train mode every dropout has the configured rate; in eval mode none acts.",
@@ -232,11 +208,11 @@ def every_place_has_the_rate(case: Case) -> None:
     built = _made(case, rate)
     inputs = _inputs(case, built)
     _must_hand_on(case, built, _made(case, 0.0, built), inputs)
-    with _Rates() as training:
+    with DropoutWatch() as training:
         _call(case, built, inputs, training=True)
     if not training.seen:
         case.does_not_apply("no torch dropout acts in train mode when it is built with a rate")
-    with _Rates() as evaluating:
+    with DropoutWatch() as evaluating:
         _call(case, built, inputs, training=False)
     case.require(not evaluating.seen, "dropout acts in eval mode", got=f"{len(evaluating.seen)} places",
                  expected="none")  # fmt: skip

@@ -104,9 +104,36 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         expected=f"{best[2]:.8g}",
         error=best[0],
         tolerance=1e-5,
-        cause=lambda: f"the gradient is {best[1] / best[2]:.4g} times the derivative" if best[2] else None,
+        cause=lambda: _wrong_leaves(case, built, tensors, inputs.extras, leaves, gradients, weight),
     )
     case.witness()
+
+
+def _wrong_leaves(
+    case: Case,
+    built: Built,
+    tensors: list[Tensor],
+    extras: tuple[Any, ...],
+    leaves: list[Tensor],
+    gradients: tuple[Tensor | None, ...],
+    weight: Tensor,
+) -> str | None:
+    """Name the inputs and parameters whose gradient is not the derivative: one after another moves alone."""
+    names = {id(p): name for name, p in built.module.named_parameters()} if isinstance(built.module, nn.Module) else {}
+    wrong = []
+    for number, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        generator = torch.Generator().manual_seed(number)
+        direction = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
+        still = [direction if other is leaf else torch.zeros_like(other) for other in leaves]
+        values = [_moved(case, built, tensors, extras, leaves, still, sign * 1e-6, weight) for sign in (1, -1)]
+        quotient = (values[0] - values[1]) / 2e-6
+        claimed = 0.0 if gradient is None else float((gradient * direction).sum())
+        if abs(claimed - quotient) > 1e-5 * max(abs(quotient), 1.0):
+            wrong.append(names.get(id(leaf), f"input {number}"))
+    if not wrong:
+        return None
+    told = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    return f"wrong for {told}: a part of the graph is cut off (detach, no_grad, in-place), or a backward is wrong"
 
 
 def _moved(

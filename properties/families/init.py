@@ -102,9 +102,17 @@ def tokens_stay_apart(case: Case) -> None:
         f"the outputs of all positions are almost the same after {built.config.num_layers} layers, before any training",
         got=f"a spread of {spread:.3g}",
         expected="> 0.05",
-        cause=lambda: "the tokens have collapsed: is a residual connection missing?" if spread < 1e-3 else None,
+        cause=lambda: _collapse(built, spread),
     )
     case.witness()
+
+
+def _collapse(built: Built, spread: float) -> str | None:
+    tables = {name: m for name, m in built.module.named_modules() if isinstance(m, nn.Embedding)}
+    constant = [name for name, table in tables.items() if float(table.weight.detach().std()) == 0]
+    if constant:
+        return f"the table {constant[0]} starts the same for every token"
+    return "the tokens have collapsed: is a residual connection missing?" if spread < 1e-3 else None
 
 
 def _weight_of_linear(module: nn.Module) -> list[tuple[str, Tensor]]:

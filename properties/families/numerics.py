@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+from torch import nn
 
 from veriformer.properties.case import Case
-from veriformer.properties.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.compare import epsilon
+from veriformer.properties.dropout_watch import DropoutWatch
+from veriformer.properties.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.layouts import LAYOUTS
+from veriformer.properties.localize import where_it_enters
 from veriformer.properties.paths import Path
+from veriformer.properties.pool import Built
 from veriformer.properties.premises import needs_part
 from veriformer.properties.property import holds
 from veriformer.properties.subject import KINDS
@@ -66,7 +73,8 @@ def calls_do_not_depend_on_one_another(case: Case) -> None:
         *other.extras,
     )
     after = case.call(built, *first.tensors, *first.extras)
-    case.close(after, before, "the same call gives another output the second time", constants_allowed=True)
+    case.close(after, before, "the same call gives another output the second time", constants_allowed=True,
+               cause=lambda: _state(case, built, first))  # fmt: skip
     case.witness()
 
 
@@ -111,7 +119,8 @@ def modes_of_autograd_agree(case: Case) -> None:
     for path in case.paths(masks=("none",)):
         got = case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path).clone()
         case.finite(got, f"in mode {path.mode} the output is NaN or infinite")
-        case.close(got, expected.detach(), f"in mode {path.mode} the output is another one", constants_allowed=True)
+        case.close(got, expected.detach(), f"in mode {path.mode} the output is another one", constants_allowed=True,
+                   cause=partial(_parting, case, built, inputs, path))  # fmt: skip
     case.witness()
 
 
@@ -173,3 +182,35 @@ def instances_do_not_share_state(case: Case) -> None:
                "an instance built after another one ran gives another output than the one built before",
                constants_allowed=True)  # fmt: skip
     case.witness()
+
+
+def _state(case: Case, built: Built, inputs: Inputs) -> str | None:
+    """Tell dropout that acts in eval mode, a buffer that a call changes, and where two calls part."""
+
+    def call() -> object:
+        return case.call(built, *inputs.tensors, *inputs.extras)
+
+    with DropoutWatch() as watch:
+        call()
+    if watch.seen:
+        return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
+    if isinstance(built.module, nn.Module):
+        before = {name: buffer.clone() for name, buffer in built.module.named_buffers()}
+        call()
+        changed = [n for n, b in built.module.named_buffers() if n in before and not torch.equal(b, before[n])]
+        if changed:
+            return f"a call changes the buffer {changed[0]}"
+    where = where_it_enters(built.module, call, call, lambda t: t, 16 * epsilon(built.dtype))
+    return f"two calls part {where}" if where else "a call leaves something behind that the next one reads"
+
+
+def _parting(case: Case, built: Built, inputs: Inputs, path: Path) -> str | None:
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    where = where_it_enters(
+        built.module,
+        lambda: case.call(built, *tensors, *inputs.extras),
+        lambda: case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path),
+        lambda t: t,
+        case.tolerance(built),
+    )
+    return f"the modes part {where}" if where else "a fast path is taken in this mode"

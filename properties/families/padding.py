@@ -7,6 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
+from veriformer.properties.localize import where_it_enters
 from veriformer.properties.paths import Path
 from veriformer.properties.premises import needs_mask
 from veriformer.properties.property import holds
@@ -82,7 +83,15 @@ def _cause(padded: _Padded, path: Path) -> str | None:
         plain = Path(mask="padded")
         if path != plain and change(~real, plain) <= limit:
             return f"the plain path is clean, padding leaks on this one alone ({path})"
-    return "a padded key gets a small weight instead of 0: the mask's constant is too weak" if through < 1e-2 else None
+        where = where_it_enters(
+            stream.built.module,
+            lambda: stream(x, mask, path=path),
+            lambda: stream(torch.where(~real, other, x), mask, path=path),
+            lambda t: t[:, :4] if t.shape[:2] == x.shape[:2] else t if len(t) == 1 and t.ndim == 2 else None,
+            limit,
+        )
+    weak = "a padded key gets a small weight instead of 0: the mask's constant is too weak; " if through < 1e-2 else ""
+    return f"{weak}padding enters {where}" if where else weak.rstrip("; ") or None
 
 
 def _broad(mask: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.case import Case
-from veriformer.properties.compare import rounding_bound
+from veriformer.properties.compare import rounding_bound, size_of, worst_difference
+from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.premises import excludes_fact, needs_fact
 from veriformer.properties.property import holds
 from veriformer.properties.stream import PER_POSITION, Stream
@@ -74,20 +75,28 @@ def permuting_inputs_permutes_outputs(case: Case) -> None:
             permuted[real],
             straight[:, order][real],
             "permuting the inputs does not permute the outputs, though the model has no positions",
-            cause=lambda straight=straight, permuted=permuted: _cause(straight, permuted, stream, x),  # type: ignore[misc]
+            cause=lambda path=path: _cause(stream, x, order, mask, path),  # type: ignore[misc]
         )
     if bool((x[:, order] != x).any()):
         case.witness()
 
 
-def _cause(straight: Tensor, permuted: Tensor, stream: Stream, x: Tensor) -> str | None:
-    """Tell whether outputs stay where they are, or heads are mixed with positions."""
-    same = x[:, :1].expand_as(x).contiguous()
+def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, path: Path) -> str | None:
+    """Tell a path that differs, a causal mask, outputs that stay where they are, and heads mixed with positions."""
+    limit = stream.case.tolerance(stream.built)
     with torch.no_grad():
-        constant = stream(same)
-    spread = (constant - constant[:, :1]).detach().abs().max()
-    if float(spread) > stream.case.tolerance(stream.built) * float(constant.detach().abs().max()):
-        return "equal inputs at all positions give different outputs: something depends on the index of a position"
+        plain, moved = stream(x, mask), stream(x[:, order], None if mask is None else mask[:, order])
+        if path != DEFAULT and worst_difference(moved, plain[:, order], size_of(plain)).error <= limit:
+            return f"the plain path is equivariant, this one alone is not ({path})"
+        other = stream.other(x)
+        last = torch.cat([x[:, :-1], other[:, -1:]], dim=1)
+        before, after = stream(x, path=path)[:, :-1], stream(last, path=path)[:, :-1]
+        if worst_difference(after, before, size_of(plain)).error <= limit:
+            return "earlier outputs do not depend on the last input: a causal mask is applied"
+        constant = stream(x[:, :1].expand_as(x).contiguous(), path=path)
+        spread = (constant - constant[:, :1]).abs().max()
+        if float(spread) > limit * float(constant.abs().max()):
+            return "equal inputs at all positions give different outputs: something depends on the index of a position"
     return (
         "equal inputs give equal outputs, so no index enters by itself: positions are mixed up with heads or channels"
     )

@@ -30,6 +30,7 @@ LADDER = (torch.float32, torch.bfloat16, torch.float16)
     formula="|f_u(x) - f_64(x)| <= tol(u) |f_64|, u = 2^-24, 2^-8, 2^-11; errors reported in units of the last place",
     source="Higham 2002, 3.1; Higham & Mary 2019.",
     kinds=_KINDS,
+    requires=("parameters.registered",),
     catches=("NM12", "NM14", "RP05"),
 )
 def fewer_bits_give_the_same_answer(case: Case) -> None:

@@ -263,8 +263,19 @@ def gradients_reach_the_first_layer(case: Case) -> None:
     ratio = norms[-1] / max(norms[0], 1e-300)
     case.require(1e-3 < ratio < 1e3, "gradients vanish or explode on their way to the first layer",
                  got=f"last over first {ratio:.3g}", expected="between 1e-3 and 1e3",
-                 cause=lambda: "by layer " + ", ".join(f"{n:.1e}" for n in norms))  # fmt: skip
+                 cause=lambda: _vanishing(norms))  # fmt: skip
     case.witness()
+
+
+def _vanishing(norms: list[float]) -> str:
+    told = f"(layer by layer {', '.join(f'{n:.0e}' for n in norms)})"
+    silent = [number for number, norm in enumerate(norms) if norm == 0]
+    if silent:
+        where = f"{silent[0]}" + (f" to {silent[-1]}" if len(silent) > 1 else "")
+        return f"no gradient reaches layer {where} at all: they are not connected to the output {told}"
+    if norms[-1] > norms[0]:
+        return f"gradients shrink in every layer: is a residual connection missing? {told}"
+    return f"gradients grow in every layer: are the layers too large at the start? {told}"
 
 
 def _gradient_norm(layer: nn.Module) -> float:

@@ -163,6 +163,7 @@ def inner_products_see_distance(case: Case) -> None:
     source=_PAPER,
     kinds=_KIND,
     level="extended",
+    requires=("rotary.isometry", "rotary.identity", "rotary.composition"),
     catches=("RP11", "RP13"),
 )
 def frequencies_are_geometric(case: Case) -> None:
@@ -199,6 +200,8 @@ def _frequency_cause(angles: Tensor, turned: int, base: float, bound: float) -> 
         if float((measured - guess).abs().amax()) <= bound:
             return f"the frequencies are base^(-{words}) instead of base^(-2i/K)"
     ratio = measured / base ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
+    if float(measured.amax()) <= bound:
+        return "nothing is rotated as positions go on"
     if float((ratio - ratio[0]).abs().amax()) <= bound and abs(float(ratio[0]) - 1) > bound:
         return f"all angles are {float(ratio[0]):.4g} times too large: positions are scaled"
     if len(measured) > 1 and 0 < float(measured[1]) < 1:

@@ -82,8 +82,10 @@ def _sum_cause(weights: Tensor) -> str | None:
     if wide.ndim == 4 and bool(((wide.sum(dim=(1, 3)) - 1).abs() < near).all()):
         return "the weights sum to one over heads and keys together"
     sums = wide.sum(dim=-1)
-    if bool(((sums - sums.flatten()[0]).abs() < near).all()):
+    if sums.numel() > 1 and bool(((sums - sums.flatten()[0]).abs() < near).all()) and bool((wide >= 0).all()):
         return f"every row sums to {float(sums.flatten()[0]):.6g}: a factor is applied after the softmax"
+    if bool((wide < 0).any()):
+        return "some weights are negative: these are scores, or what is left of them without an exponential"
     if bool(((sums > 0) & (sums < 1 - near)).all()):
         return "the rows sum to less than one, each to another sum: a sink (declare sink=True if that is meant)"
     return None

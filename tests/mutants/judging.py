@@ -34,7 +34,7 @@ def judge_fault(fault_id: str, profile: str, seed: int) -> dict[str, Any]:
     fault = all_faults()[fault_id]
     costly = tuple(p.id for p in named(fault.killed_by) if p.costly)  # asked for by name, as a user would
     seen = _judged([fault.subject()], select(), Settings(profile=profile, seed=seed, named=costly))
-    causes = {x.id: x.counterexample.cause for x in seen["results"] if x.counterexample and x.counterexample.cause}
+    told = {x.id: (x.counterexample.headline, x.counterexample.cause) for x in seen["results"] if x.counterexample}
     return {
         "id": fault.id,
         "origin": "documented" if fault.bug else "systematic",
@@ -44,8 +44,9 @@ def judge_fault(fault_id: str, profile: str, seed: int) -> dict[str, Any]:
         "preconditions": fault.bug.preconditions if fault.bug else "",
         "expected": list(fault.killed_by),
         **_row(seen),
-        "causes": causes,
-        "located": _located(fault, list(causes.values())) if seen["killed"] else "",
+        "causes": {prop: cause for prop, (_, cause) in told.items() if cause},
+        "headlines": {prop: headline for prop, (headline, _) in told.items()},
+        "located": _located(fault, list(told.values())) if seen["killed"] else "",
     }
 
 
@@ -112,8 +113,13 @@ def _row(seen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _located(fault: Fault, causes: list[str]) -> str:
-    """Score what a reader is told: the first failure that names a cause must name the right one."""
-    if not causes:
-        return "silent"
-    return "right" if fault.names(causes[0]) else "wrong"
+def _located(fault: Fault, told: list[tuple[str, str]]) -> str:
+    """Score what a reader is told, from headlines and causes in the order in which they are printed.
+
+    The first likely cause that is named must be the right one. Where none is named, a headline may say what is broken;
+    else the failures are silent about it.
+    """
+    causes = [cause for _, cause in told if cause]
+    if causes:
+        return "right" if fault.names(causes[0]) else "wrong"
+    return "right" if any(fault.names(headline) for headline, _ in told) else "silent"

@@ -384,7 +384,7 @@ def window_and_sinks_in_a_layer() -> Subject:
     return Subject(
         kind="layer", build=lambda c: PreNorm(c, Window(c, causal=True)),
         forward=lambda m, x, attention_mask=None: m(x, attention_mask),
-        declares={"causal": True, "window": 4, "sink_tokens": 2},
+        declares={"causal": True, "window": 4, "sink_tokens": 2, "padding_side": "right"},
     )  # fmt: skip
 
 

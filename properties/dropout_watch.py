@@ -1,0 +1,33 @@
+"""Which dropouts act while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+
+class DropoutWatch(TorchFunctionMode):
+    """Notes the rate of every dropout that acts while it is entered, fused attention's among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (nn.functional.dropout, torch.dropout):
+            rate = args[1] if len(args) > 1 else given.get("p", 0.5)
+            acts = args[2] if len(args) > 2 else given.get("training", given.get("train", True))
+            if acts and rate > 0:
+                self.seen.append(float(rate))
+        elif func is nn.functional.scaled_dot_product_attention:
+            rate = args[4] if len(args) > 4 else given.get("dropout_p", 0.0)
+            if rate > 0:
+                self.seen.append(float(rate))
+        return func(*args, **given)
