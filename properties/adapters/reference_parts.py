@@ -128,11 +128,11 @@ def apply(model: Any, x: Any) -> Any:
     return model(x)
 
 
-def build_layer(config: Any, norm_placement: str = "pre", causal: bool = False) -> nn.Module:
+def build_layer(config: Any, norm_placement: str = "pre", causal: bool = False, drop_path: float = 0.0) -> nn.Module:
     """Return one layer of the drawn sizes."""
     chosen = Config(
         d_model=config.d_model, num_heads=config.num_heads, d_ff=config.d_ff, dropout=config.dropout,
-        norm_placement=norm_placement,
+        norm_placement=norm_placement, drop_path=drop_path,
     )  # fmt: skip
     return EncoderLayer(chosen, causal=causal)
 
@@ -161,13 +161,15 @@ def _multi_head(name: str, grouped: bool = False, causal: bool = False) -> Subje
     )
 
 
-def _layer(placement: str, causal: bool = False) -> Subject:
+def _layer(placement: str, causal: bool = False, drop_path: float = 0.0) -> Subject:
     facts = {"causal": causal, "positions": "none", "norm": "layer", "norm_placement": placement, "residual": True}
+    words = [f"{placement}-LN", *["causal"] * causal, *["stochastic depth"] * bool(drop_path)]
     return Subject(
         kind="layer",
-        name=f"reference layer ({placement}-LN{', causal' if causal else ''})",
-        build=partial(build_layer, norm_placement=placement, causal=causal),
+        name=f"reference layer ({', '.join(words)})",
+        build=partial(build_layer, norm_placement=placement, causal=causal, drop_path=drop_path),
         forward=layer,
+        mask_forms=("padding", "pairwise"),
         declares={**facts, "activation": "relu", "bias": True, "empty_row": "zeros"},
     )
 
@@ -251,4 +253,5 @@ SHIPPED = {
     "layer-pre": _layer("pre"),
     "layer-post": _layer("post"),
     "layer-causal": _layer("pre", causal=True),
+    "layer-depth": _layer("pre", drop_path=0.2),
 }  # fmt: skip

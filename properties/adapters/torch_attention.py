@@ -21,6 +21,8 @@ def self_attention(model: Any, x: Any, attention_mask: Any = None, need_weights:
     """Attend from x `[B, T, D]` to itself; attention_mask True = may attend, `[B, T]` or pairwise."""
     blocked = None if attention_mask is None else ~attention_mask
     is_padding = blocked is not None and blocked.shape == x.shape[:2]
+    if blocked is not None and blocked.ndim == 3:
+        blocked = blocked.repeat_interleave(model.num_heads, 0)  # torch wants one mask a head of each sample
     x = x if model.batch_first else x.transpose(0, 1)
     output = model(
         x, x, x,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from veriformer.properties.subject import Subject
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.parts import attention, masked
+from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
 
 
 @fault(
@@ -298,3 +299,43 @@ def backend_without_mask() -> Subject:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=given)
 
     return Subject(kind="attention", forward=forward, backends={"manual": _manually})
+
+
+def pairwise(change: Any) -> Subject:
+    """Return multi-head self-attention that takes pairwise masks `[T, S]` or `[B, T, S]`, changed by `change(mask)`."""
+
+    class Paired(SelfAttention):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            scores = self.scores(x)
+            if attention_mask is not None:
+                allow = attention_mask if attention_mask.ndim == 3 else attention_mask[None]
+                scores = scores.masked_fill(~change(allow)[:, None], -torch.inf)
+            return self.o(self.merge(scores.softmax(-1).nan_to_num(0.0) @ self.split(self.v(x))))
+
+    subject = self_attention(Paired)
+    return replace(subject, mask_forms=("pairwise",))
+
+
+@fault(
+    "CM-transposed",
+    "A pairwise mask is read by columns",
+    killed_by=("attention.pairwise-mask",),
+    cause="transposed",
+)
+def by_columns() -> Subject:
+    return pairwise(lambda allow: allow.transpose(-2, -1))
+
+
+@fault("CM-inverted", "A pairwise mask is inverted", killed_by=("attention.pairwise-mask",), cause="inverted")
+def inverted_pairs() -> Subject:
+    return pairwise(lambda allow: ~allow)
+
+
+@fault(
+    "CM-first-sample",
+    "The first sample's pairwise mask serves the whole batch",
+    killed_by=("attention.pairwise-mask",),
+    cause="does not obey its own",
+)
+def of_the_first_sample() -> Subject:
+    return pairwise(lambda allow: allow[:1].expand_as(allow))

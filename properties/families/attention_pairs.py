@@ -1,0 +1,91 @@
+"""Pairwise masks of modules: which query may attend to which key."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.case import Case
+from veriformer.properties.paths import Path
+from veriformer.properties.premises import needs_mask
+from veriformer.properties.property import holds
+from veriformer.properties.stream import Stream
+
+
+@holds(
+    "attention.pairwise-mask",
+    statement="Under a pairwise mask output t of one layer depends on the inputs that row t allows, and on no other.",
+    formula="d f(x, M)_t / d x_s != 0  <=>  M_ts or s = t (the query itself); M [T, S] and M [B, T, S] agree",
+    source="Vaswani et al. 2017, section 3.2.3; defects: masks transposed, inverted, of another sample.",
+    kinds=("self_attention", "layer"),
+    unless=needs_mask("pairwise"),
+    examples_factor=0.5,
+    catches=("CM09", "CM12", "HD10"),
+)
+def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
+    """Masks are random, one key at least in each row, and no symmetric matrix: its transpose would pass. A mask a
+    sample says the same as the one mask for all, and each sample obeys its own. Causality is kept besides.
+    """
+    stream, length = Stream(case, case.built()), case.integer("T", 3, 5)
+    x = stream.draw(2, length)
+    masks = torch.rand(2, length, length, generator=case.generator) < 0.5
+    keep = torch.randint(0, length, (2, length, 1), generator=case.generator)
+    if case.subject.fact("causal"):
+        keep = keep.minimum(torch.arange(length)[None, :, None])
+    masks.scatter_(-1, keep, True)
+    masks[:, 0, -1], masks[:, -1, 0] = False, True  # not symmetric
+    masks[:, 0, 0] = True
+    masks = masks.to(x.device)
+    path = Path(mask="pairwise")
+    case.path = str(path)
+    each = stream(x, masks, path=path).detach()
+    for sample in range(2):
+        alone = stream(x[sample : sample + 1], masks[sample : sample + 1], path=path).detach()
+        case.close(each[sample : sample + 1], alone, "a sample of a batch does not obey its own pairwise mask")
+    one = stream(x[:1], masks[0], path=path).detach()
+    case.close(one, each[:1], "a mask [T, S] and the same mask [B, T, S] give other outputs")
+    seen = _influence(case, stream, x[:1], masks[0], path)
+    if seen is None:
+        case.path = ""
+        case.witness()
+        return
+    allowed = masks[0].cpu()
+    if case.subject.fact("causal"):
+        allowed = allowed & torch.ones_like(allowed).tril()
+    itself = torch.eye(length, dtype=torch.bool)  # a query reaches its own output whatever it sees
+    illegal = torch.where(allowed | itself, torch.zeros_like(seen), seen)
+    case.exact(illegal, torch.zeros_like(illegal), "an input that the pairwise mask hides reaches the output",
+               cause=lambda: _cause(seen, allowed))  # fmt: skip
+    missing = int(((seen == 0) & allowed).sum())
+    case.require(missing == 0, "an input that the pairwise mask shows does not reach the output",
+                 got=f"{missing} of {int(allowed.sum())}", expected="all of them",
+                 cause=lambda: _cause(seen, allowed))  # fmt: skip
+    case.path = ""
+    case.witness()
+
+
+def _influence(case: Case, stream: Stream, x: Tensor, mask: Tensor, path: Path) -> Tensor | None:
+    """Return `[T, T]`: the largest gradient of a random projection of output t by input s, over four draws."""
+    length = x.shape[1]
+    found = torch.zeros(length, length)
+    for _ in range(4):
+        leaf = stream.draw(1, length).detach().requires_grad_()
+        if not leaf.is_floating_point():
+            return None
+        output = stream(leaf, mask, path=path)
+        if not output.requires_grad:
+            return None
+        weight = case.normal(*output.shape[1:], dtype=output.dtype)
+        for t in range(length):
+            (gradient,) = torch.autograd.grad((output[0, t] * weight[t]).sum(), leaf, retain_graph=True)
+            found[t] = torch.maximum(found[t], gradient[0].abs().amax(-1).float().cpu())
+    return found
+
+
+def _cause(seen: Tensor, allowed: Tensor) -> str | None:
+    reaches, itself = seen > 0, torch.eye(len(seen), dtype=torch.bool)
+    for words, mask in (("is transposed", allowed.T), ("is inverted", ~allowed),
+                        ("is not applied", torch.ones_like(allowed))):  # fmt: skip
+        if bool(((reaches | itself) == (mask | itself)).all()):
+            return f"the pairwise mask {words}"
+    return None
