@@ -89,7 +89,10 @@ def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor
             if name in parts:
                 parts[name].zero_()
 
-    if bool((changed(without_values).abs() > case.tolerance() * size_of(got)).any()):
+    rest = changed(without_values)
+    if rest.shape == x.shape and worst_difference(rest, x, size_of(x)).error <= case.tolerance():
+        return "with the value projection set to zero the input comes out: the module adds its input to its output"
+    if bool((rest.abs() > case.tolerance() * size_of(got)).any()):
         return (
             "with the value projection set to zero an output remains: values are taken from other rows than its own "
             "(is a fused projection cut in another order?)"
@@ -97,6 +100,8 @@ def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor
     parts = case.bench.call(case.subject.projections, built.module)
     if "v_bias" in parts and "o_bias" in parts:
         sums = changed(constant)
+        if float(sums.max() - sums.min()) < 1e-3 and abs(float(sums.mean()) - 1) > 1e-3:
+            return f"all weights of a row sum to {float(sums.mean()):.4g}: a factor is applied after the softmax"
         if bool((sums < 1 - 1e-3).all()) and bool((sums > 0).all()):
             return "all weights of a row sum to less than one: a sink (declare sink=True if that is meant)"
     return None

@@ -8,6 +8,7 @@ from torch import Tensor
 from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.localize import where_it_enters
+from veriformer.properties.paths import DEFAULT, Path
 from veriformer.properties.premises import excludes_fact
 from veriformer.properties.property import holds
 from veriformer.properties.stream import SEQUENCES, Stream, sides
@@ -40,16 +41,20 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
             together[row : row + 1],
             alone,
             f"sample {row} of a batch of {batch} gives other outputs than the same sample alone",
-            cause=lambda together=together, x=x: _cause(stream, x, together),  # type: ignore[misc]
+            cause=lambda together=together, path=path: _cause(stream, x, together, path),  # type: ignore[misc]
         )
     if not torch.equal(x[0], x[1]):
         case.witness()
 
 
-def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
+def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | None:
     """Tell whether attention runs over the batch: transposing batch and time of the input transposes the output."""
     limit = size_of(together) * stream.case.tolerance(stream.built)
     with torch.no_grad():
+        plain = stream(x)
+        if path != DEFAULT and not bool(((plain[:1] - stream(x[:1])).abs() > limit).any()):
+            return f"the plain path keeps samples apart, this one alone does not ({path})"
+        together = plain
         if bool(((stream(x) - stream(x)).abs() > limit).any()):
             return "the same batch gives another output each time, whatever its size (see numerics.stateless)"
     other = x.clone()
@@ -57,8 +62,11 @@ def _cause(stream: Stream, x: Tensor, together: Tensor) -> str | None:
     changed = (stream(other) - together).abs().flatten(1).amax(dim=1)
     reached = int((changed[:-1] > size_of(together) * stream.case.tolerance(stream.built)).sum())
     if not reached:
+        turned = stream(x.flip(0)).flip(0)
+        if bool(((turned - together).abs() > limit).any()):
+            return "a sample's output depends on its place in the batch: is something indexed by the sample?"
         return (
-            "replacing the last sample changes no other: the samples meet in a maximum or a count "
+            "the samples meet in a maximum or a count, which the last does not change "
             "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
         )
     if together.ndim == 3 and len(x) > 1:

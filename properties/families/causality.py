@@ -237,6 +237,13 @@ def a_prefix_gives_the_first_outputs(case: Case) -> None:
 def _length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) -> str | None:
     """No later input reaches an output: tell from which length on the length itself does."""
     first = stream(x[:, :cut], path=path)
+    other = torch.cat([x[:, :cut], stream.other(x)[:, cut:]], dim=1)
+    before, after = stream(x, path=path)[:, :cut], stream(other, path=path)[:, :cut]
+    if worst_difference(after, before, size_of(before)).error > case.tolerance(stream.built):
+        long = x.shape[1]
+        return (
+            f"later inputs reach them in sequences of {long}, not in short ones: is a mask shorter than the sequence?"
+        )
     for total in range(cut + 1, x.shape[1] + 1):
         got = stream(x[:, :total], path=path)[:, :cut]
         if worst_difference(got, first, size_of(first)).error > case.tolerance(stream.built):

@@ -105,6 +105,9 @@ def _cause(case: Case, logits: Tensor, labels: Tensor, got: Tensor) -> str | Non
         "the sum is divided by all positions, not by those counted": expected * counted / labels.numel(),
         "the losses are summed, not averaged": expected * counted,
         "there is no label smoothing": loss_oracle(logits, labels, 0.0, ignore),
+        f"the ignored label {ignore} is counted, as if it were label 0": loss_oracle(
+            logits, labels.clamp(min=0), eps, ignore
+        ),
     }
     for words, value in values.items():
         if abs(float(value) - float(got)) <= _bound(logits) * max(1, counted):

@@ -47,6 +47,13 @@ def _offset(got: Tensor, formula: Callable[[int], float], steps: list[int]) -> s
         moved = torch.tensor([formula(max(step + move, 0)) for step in steps], dtype=torch.float64)
         if torch.allclose(got, moved, rtol=1e-5):
             return f"the rates are those of {words}: steps are counted from another number"
+    right = torch.tensor([formula(step) for step in steps], dtype=torch.float64)
+    wrong = [step for step, same in zip(steps, torch.isclose(got, right, rtol=1e-5).tolist(), strict=True) if not same]
+    peak = steps[int(right.argmax())]
+    if wrong and len(wrong) < len(steps) and max(wrong) <= peak:
+        return "the rates are right from the peak on: the rise is another one"
+    if wrong and len(wrong) < len(steps) and formula(min(wrong)) == formula(max(wrong) + 1):
+        return "the rates are right until the end, and go on past the end where the floor is reached"
     ratio = got / torch.tensor([formula(step) for step in steps], dtype=torch.float64)
     spread = float(ratio.max() - ratio.min())
     return f"all rates are {float(ratio[0]):.4g} times those of the formula" if spread < 1e-5 else None

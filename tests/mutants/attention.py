@@ -101,6 +101,7 @@ def scaled_after() -> Subject:
     "attention-count",
     "Normalised by the number of keys",
     killed_by=("attention.duplicate-keys", "attention.definition"),
+    cause="equal values do not come back",
 )
 def normalised_by_count() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5).exp() * allow / s.shape[-1] ** 2 @ v)
@@ -110,6 +111,7 @@ def normalised_by_count() -> Subject:
     "attention-distance",
     "Scores are negative L1 distances",
     killed_by=("attention.orthogonal-gauge", "attention.definition"),
+    cause="one orthogonal matrix",
 )
 def by_distance() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -120,7 +122,12 @@ def by_distance() -> Subject:
     return Subject(kind="attention", forward=forward)
 
 
-@fault("attention-index", "The score depends on the index of the key", killed_by=("attention.key-value-permutation",))
+@fault(
+    "attention-index",
+    "The score depends on the index of the key",
+    killed_by=("attention.key-value-permutation",),
+    cause="permuting keys",
+)
 def by_index() -> Subject:
     return attention(lambda s, v, allow, d, h: masked(s * d**-0.5 + 0.1 * torch.arange(s.shape[-1]), allow) @ v)
 
@@ -159,6 +166,7 @@ def mask_added() -> Subject:
     "CM11",
     "Additive -inf mask passed to an API expecting 0/1 (equivalent in float64)",
     killed_by=("attention.mask-semantics",),
+    cause="boolean mask",
 )
 def additive_taken_for_binary() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -175,6 +183,7 @@ def additive_taken_for_binary() -> Subject:
     "PM07",
     "Finite mask constant too weak",
     killed_by=("attention.masked-equals-removed",),
+    cause="gradient of a masked key",
 )
 def weak_constant() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5 + (~allow) * -100.0).softmax(-1) @ v)
@@ -194,11 +203,7 @@ def inverted() -> Subject:
     return Subject(kind="attention", forward=forward)
 
 
-@fault(
-    "PM01",
-    "Fully masked row gives NaN output",
-    killed_by=("attention.empty-row",),
-)
+@fault("PM01", "Fully masked row gives NaN output", killed_by=("attention.empty-row",), cause="attend to no key")
 def empty_row() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5).masked_fill(~allow, -torch.inf).softmax(-1) @ v)
 
@@ -207,6 +212,7 @@ def empty_row() -> Subject:
     "PM02",
     "NaN gradients for everyone although the bad row is dropped from the loss",
     killed_by=("attention.empty-row",),
+    cause="one row may attend to no key",
 )
 def hidden_nan() -> Subject:
     def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
@@ -292,6 +298,7 @@ def _manually() -> Iterator[None]:
     "CM04-backend",
     "Mask silently dropped on the manual path",
     killed_by=("attention.backend-agreement",),
+    cause="without the mask",
 )
 def backend_without_mask() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:

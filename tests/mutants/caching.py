@@ -65,17 +65,28 @@ def _cached(model: nn.Module, chunks: Any) -> Tensor:
     "RP07",
     "Seen-token counter advanced mid-forward: upper layers off by one",
     killed_by=("decoding.cache",),
+    cause="chunk 2 begins",
 )
 def counted_early() -> Subject:
     return turned(lambda positions, new: positions + new, from_layer=1)
 
 
-@fault("RP14", "Micro-batched inference broadcasts one position over the slice", killed_by=("decoding.cache",))
+@fault(
+    "RP14",
+    "Micro-batched inference broadcasts one position over the slice",
+    killed_by=("decoding.cache",),
+    cause="chunk 2 begins",
+)
 def one_position() -> Subject:
     return turned(lambda positions, new: positions[:, -1:].expand_as(positions))
 
 
-@fault("RP10", "Dynamic-NTK keys cached with old base", killed_by=("decoding.cache",))
+@fault(
+    "RP10",
+    "Dynamic-NTK keys cached with old base",
+    killed_by=("decoding.cache",),
+    cause="dynamic rotary|chunk 2 begins",
+)
 def old_base() -> Subject:
     class Dynamic(nn.Module):
         """Rotary positions whose base grows with the longest position of the call, from 4 positions on."""
@@ -99,7 +110,7 @@ def old_base() -> Subject:
     return _decoder(make, _cached, "rotary")
 
 
-@fault("RB05", "Relative bias dropped on cached decode", killed_by=("decoding.cache",))
+@fault("RB05", "Relative bias dropped on cached decode", killed_by=("decoding.cache",), cause="chunk 2 begins")
 def without_bias() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
         cache, outputs = model.new_cache(), []  # type: ignore[operator]
@@ -115,7 +126,12 @@ def without_bias() -> Subject:
     return _decoder(lambda c: build(sized(c, architecture="decoder", positions="t5")), run, "t5")
 
 
-@fault("XA10", "Cross-attention cache updates lost by rebinding a dict entry", killed_by=("decoding.cache",))
+@fault(
+    "XA10",
+    "Cross-attention cache updates lost by rebinding a dict entry",
+    killed_by=("decoding.cache",),
+    cause="chunk 2 begins",
+)
 def rebound() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
         outputs, cache = [], model.new_cache()  # type: ignore[operator]
@@ -133,7 +149,9 @@ def rebound() -> Subject:
     return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), run, "rotary")
 
 
-@fault("KV11", "Cache never used; mask silently truncated to fit", killed_by=("decoding.cache",))
+@fault(
+    "KV11", "Cache never used; mask silently truncated to fit", killed_by=("decoding.cache",), cause="chunk 2 begins"
+)
 def never_used() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
         outputs, seen = [], 0
@@ -191,11 +209,13 @@ def windowed(cls: type[Windowed]) -> Subject:
         build=cls,
         forward=lambda m, tokens: m(tokens),
         cache=lambda m, chunks: m.decode(chunks),
-        declares={"positions": "other", "causal": True},
+        declares={"positions": "other", "causal": True, "window": Windowed.WINDOW},
     )
 
 
-@fault("KV08", "Sliding-window cache wrong once length reaches the window", killed_by=("decoding.cache",))
+@fault(
+    "KV08", "Sliding-window cache wrong once length reaches the window", killed_by=("decoding.cache",), cause="chunk"
+)
 def stale_slot() -> Subject:
     class Stale(Windowed):
         def slots(self, position: int) -> list[int]:
@@ -210,6 +230,7 @@ def stale_slot() -> Subject:
     "RP08",
     "Frequency cache keyed on length but not on offset",
     killed_by=("rotary.composition",),
+    cause="not the identity|earlier call",
 )
 def keyed_on_length() -> Subject:
     class Keyed(nn.Module):

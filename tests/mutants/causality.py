@@ -89,6 +89,7 @@ def dropped_on_one_path() -> Subject:
     "CM04-dropout",
     "Causal mask dropped on the path with dropout",
     killed_by=("causality.no-future-gradient",),
+    cause="only this one leaks",
 )
 def dropped_with_dropout() -> Subject:
     class Wrong(CausalLayer):
@@ -110,6 +111,7 @@ def dropped_with_dropout() -> Subject:
     "CM-long",
     "The mask buffer is one row short: the last position of the longest sequence sees nothing new",
     killed_by=("causality.no-future-gradient",),
+    cause="shorter than the sequence",
 )
 def one_length_only() -> Subject:
     class Wrong(CausalLayer):
@@ -126,6 +128,7 @@ def one_length_only() -> Subject:
     "CM19",
     "Normalising over the time axis leaks the future through a causal decoder",
     killed_by=("causality.no-future-influence", "causality.first-token", "causality.prefix-consistency"),
+    cause="behind stack.final_norm",
 )
 def norm_over_time() -> Subject:
     class OverTime(nn.Module):
@@ -166,6 +169,7 @@ def window_off_by_one() -> Subject:
     "CM17-encoder",
     "A causal hint is applied to an encoder that declares itself bidirectional",
     killed_by=("causality.declared-bidirectional-is",),
+    cause="a causal mask is applied",
 )
 def causal_encoder() -> Subject:
     return layer(CausalLayer, causal=False, positions="none")
@@ -175,7 +179,7 @@ def causal_encoder() -> Subject:
     "CM-cross",
     "The target of an encoder-decoder sees its future",
     killed_by=("causality.no-future-influence", "causality.no-future-gradient"),
-    cause="not applied",
+    cause="behind decoder.layers.0.attention",
 )
 def leaky_pair() -> Subject:
     def change(built: nn.Module) -> None:

@@ -21,7 +21,12 @@ def weights(of: Any) -> Subject:
     return Subject(kind="softmax", forward=lambda m, scores, dim=-1: of(scores, dim), name="softmax")
 
 
-@fault("SM05", "Softmax evaluated in half precision without upcast", killed_by=("softmax.accuracy",))
+@fault(
+    "SM05",
+    "Softmax evaluated in half precision without upcast",
+    killed_by=("softmax.accuracy",),
+    cause="less accurate than rounding",
+)
 def without_upcast() -> Subject:
     def softmax(scores: Tensor, dim: int) -> Tensor:
         largest = scores.amax(dim, keepdim=True)
@@ -38,6 +43,7 @@ def without_upcast() -> Subject:
     "ME01",
     "Auxiliary loss on softmax(softmax(logits))",
     killed_by=("softmax.masked-is-zero", "softmax.jacobian"),
+    cause="softmax of the softmax",
 )
 def twice() -> Subject:
     return weights(lambda scores, dim: scores.softmax(dim).softmax(dim))
@@ -47,12 +53,18 @@ def twice() -> Subject:
     "ME04",
     "renormalize=False path returns raw logits as weights",
     killed_by=("softmax.simplex",),
+    cause="no weights at all|scores",
 )
 def raw_logits() -> Subject:
     return weights(lambda scores, dim: scores)
 
 
-@fault("ME02", "softmax after top-1 kills the router gradient", killed_by=("parameters.all-used",))
+@fault(
+    "ME02",
+    "softmax after top-1 kills the router gradient",
+    killed_by=("parameters.all-used",),
+    cause="without a weight that is differentiable",
+)
 def dead_router() -> Subject:
     class Experts(nn.Module):
         def __init__(self, config: DrawnConfig) -> None:
@@ -69,7 +81,12 @@ def dead_router() -> Subject:
     return Subject(kind="feed_forward", build=Experts, forward=lambda m, x: m(x))
 
 
-@fault("SC07", "Soft-cap 0 means 'off' in one path and 'collapse to 0/NaN' in another", killed_by=("numerics.finite",))
+@fault(
+    "SC07",
+    "Soft-cap 0 means 'off' in one path and 'collapse to 0/NaN' in another",
+    killed_by=("numerics.finite",),
+    cause="NaN",
+)
 def cap_of_zero() -> Subject:
     def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int, cap: float = 0.0) -> Tensor:
         return masked(cap * torch.tanh(s * d**-0.5 / torch.tensor(cap)), allow) @ v
@@ -86,6 +103,7 @@ def cap_of_zero() -> Subject:
     "CM08",
     "Bottom-right alignment with T_q > T_k: empty rows must be defined, versions disagree",
     killed_by=("causality.alignment",),
+    cause="top left|off by one",
 )
 def aligned_to_the_first() -> Subject:
     def forward(
@@ -129,6 +147,7 @@ class MaskedByObject(CausalLayer):
     "CM05",
     "Causal-ness lost when the mask object is moved, copied or sliced",
     killed_by=("parameters.registered",),
+    cause="deepcopy changes",
 )
 def lost_on_the_way() -> Subject:
     return Subject(
@@ -144,7 +163,12 @@ class Unmasked(WeightedPooling):
         return super().forward(extras, tokens, torch.ones_like(mask))
 
 
-@fault("PM11", "Pooling token ignores the mask", killed_by=("padding.content-irrelevant", "padding.pooling"))
+@fault(
+    "PM11",
+    "Pooling token ignores the mask",
+    killed_by=("padding.content-irrelevant", "padding.pooling"),
+    cause="behind pooling",
+)
 def pooled_with_padding() -> Subject:
     def change(built: nn.Module) -> None:
         built.get_submodule("pooling").__class__ = Unmasked
@@ -152,7 +176,12 @@ def pooled_with_padding() -> Subject:
     return model(change, {"pooling": "weighted"}, architecture="classifier", pooling="weighted")
 
 
-@fault("EM01", "padding_idx row overwritten by custom init", killed_by=("embedding.padding-row",))
+@fault(
+    "EM01",
+    "padding_idx row overwritten by custom init",
+    killed_by=("embedding.padding-row",),
+    cause="overwrites the row",
+)
 def overwritten_row() -> Subject:
     def change(built: nn.Module) -> None:
         built.embedding.tokens.weight.data.normal_()  # type: ignore[union-attr,operator]
@@ -160,7 +189,12 @@ def overwritten_row() -> Subject:
     return started("encoder", change, {"padding_idx": 0})
 
 
-@fault("EM02", "padding_idx=None zeroes the whole table", killed_by=("init.token-spread",))
+@fault(
+    "EM02",
+    "padding_idx=None zeroes the whole table",
+    killed_by=("init.token-spread",),
+    cause="starts the same for every token",
+)
 def zeroed_table() -> Subject:
     def change(built: nn.Module, padding_idx: int | None = None) -> None:
         built.embedding.tokens.weight[padding_idx] = 0.0  # type: ignore[union-attr,index]
@@ -168,11 +202,7 @@ def zeroed_table() -> Subject:
     return started("encoder", change, positions="none")
 
 
-@fault(
-    "EM04",
-    "T5 logit scale applied in the wrong tie case",
-    killed_by=("init.loss",),
-)
+@fault("EM04", "T5 logit scale applied in the wrong tie case", killed_by=("init.loss",), cause="variance")
 def scaled_if_untied() -> Subject:
     class Head(nn.Linear):
         tied = True
@@ -201,7 +231,12 @@ class OwnPositions(nn.Module):
         return self.inner(x)
 
 
-@fault("EM07", "Position table row padding_idx never trained", killed_by=("gradients.gradcheck",))
+@fault(
+    "EM07",
+    "Position table row padding_idx never trained",
+    killed_by=("gradients.gradcheck",),
+    cause="wrong for positions.weight",
+)
 def untrained_row() -> Subject:
     return Subject(
         kind="encoder", build=OwnPositions, forward=lambda m, tokens: m(tokens),
@@ -209,7 +244,12 @@ def untrained_row() -> Subject:
     )  # fmt: skip
 
 
-@fault("DR05", "drop_path1 reused for the FFN branch", killed_by=("droppath.expectation",))
+@fault(
+    "DR05",
+    "drop_path1 reused for the FFN branch",
+    killed_by=("droppath.expectation",),
+    cause="stochastic depth is used in its place",
+)
 def reused() -> Subject:
     class DropPath(nn.Module):
         def __init__(self, rate: float) -> None:
@@ -235,7 +275,12 @@ def reused() -> Subject:
     return Subject(kind="feed_forward", build=Layer, forward=lambda m, x: m(x))
 
 
-@fault("IN04", "deepcopy clones start with identical weights", killed_by=("init.layers-differ",))
+@fault(
+    "IN04",
+    "deepcopy clones start with identical weights",
+    killed_by=("init.layers-differ",),
+    cause="copies of one layer",
+)
 def clones() -> Subject:
     def change(built: nn.Module) -> None:
         layers = list(built.get_submodule("stack.layers").children())
@@ -262,6 +307,7 @@ class _OtherMask(torch.autograd.Function):
     "EX02",
     "Fused dropout kernel uses a different RNG index in backward",
     killed_by=("dropout.gradient",),
+    cause="drops others than the forward",
 )
 def other_mask_in_backward() -> Subject:
     class Network(nn.Module):
@@ -277,7 +323,12 @@ def other_mask_in_backward() -> Subject:
     return Subject(kind="feed_forward", build=Network, forward=lambda m, x: m(x))
 
 
-@fault("TK02", "Merges applied whose result is not in the vocabulary", killed_by=("tokenizer.bpe-merges",))
+@fault(
+    "TK02",
+    "Merges applied whose result is not in the vocabulary",
+    killed_by=("tokenizer.bpe-merges",),
+    cause="merges in order",
+)
 def merged_beyond_the_vocabulary() -> Subject:
     def forward(model: Any, text: str) -> list[int]:
         names = {number: piece for piece, number in model.vocabulary.items()}
@@ -288,11 +339,7 @@ def merged_beyond_the_vocabulary() -> Subject:
     return byte_pairs(forward=forward)
 
 
-@fault(
-    "NM14",
-    "eps underflows in half precision",
-    killed_by=("norm.half-precision",),
-)
+@fault("NM14", "eps underflows in half precision", killed_by=("norm.half-precision",), cause="float16")
 def vanishing_eps() -> Subject:
     class Norm(nn.Module):
         def __init__(self, width: int) -> None:
@@ -311,6 +358,7 @@ def vanishing_eps() -> Subject:
     "RP02",
     "Autocast silently lowers the frequency matmul",
     killed_by=("rotary.precision",),
+    cause="no longer told apart",
 )
 def lowered_frequencies() -> Subject:
     class Rotary(nn.Module):
@@ -332,6 +380,7 @@ def lowered_frequencies() -> Subject:
     "RP13",
     "Partial rotary slices the table on the wrong axis",
     killed_by=("rotary.identity", "rotary.relative"),
+    cause="not rotated at all",
 )
 def sliced_in_time() -> Subject:
     def rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def through(cls: type[LayerCache]) -> Any:
     return run
 
 
-@fault("KV01-cache", "Value cache assigned from keys", killed_by=("decoding.cache",))
+@fault("KV01-cache", "Value cache assigned from keys", killed_by=("decoding.cache",), cause="chunk 2 begins")
 def values_from_keys() -> Subject:
     class Mixed(LayerCache):
         def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
@@ -55,11 +55,7 @@ def values_from_keys() -> Subject:
     return decoder(through(Mixed))
 
 
-@fault(
-    "KV02-cache",
-    "The first token of the past is missing",
-    killed_by=("decoding.cache",),
-)
+@fault("KV02-cache", "The first token of the past is missing", killed_by=("decoding.cache",), cause="chunk 2 begins")
 def first_missing() -> Subject:
     class Missing(LayerCache):
         def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
@@ -90,6 +86,7 @@ def restarted() -> Subject:
     "KV04-cache",
     "The cache survives into the next generation",
     killed_by=("decoding.cache",),
+    cause="the cache is not empty",
 )
 def survives() -> Subject:
     def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
@@ -100,7 +97,12 @@ def survives() -> Subject:
     return decoder(run)
 
 
-@fault("KV-mask", "The mask of the past is forgotten", killed_by=("decoding.left-padding",))
+@fault(
+    "KV-mask",
+    "The mask of the past is forgotten",
+    killed_by=("decoding.left-padding",),
+    cause="with left padding the cache",
+)
 def mask_forgotten() -> Subject:
     def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
         return cached(model, chunks)
@@ -140,11 +142,7 @@ def not_reordered() -> Subject:
     return decoder(reordering(Skipped))
 
 
-@fault(
-    "KV07-beam",
-    "Heads are reordered, not samples",
-    killed_by=("decoding.beam-reorder",),
-)
+@fault("KV07-beam", "Heads are reordered, not samples", killed_by=("decoding.beam-reorder",), cause="wrong past")
 def wrong_axis() -> Subject:
     class Heads(LayerCache):
         def reorder(self, samples: Tensor) -> None:
@@ -162,12 +160,18 @@ def wrong_axis() -> Subject:
     "KV10-beam",
     "The padding mask is not reordered with the beams",
     killed_by=("decoding.beam-reorder",),
+    cause="wrong past",
 )
 def mask_not_reordered() -> Subject:
     return decoder(reordering(LayerCache, keep_mask=True))
 
 
-@fault("KV-generate", "Generation with the cache restarts its positions", killed_by=("decoding.generate",))
+@fault(
+    "KV-generate",
+    "Generation with the cache restarts its positions",
+    killed_by=("decoding.generate",),
+    cause="with the cache, step",
+)
 def generates_wrongly() -> Subject:
     def generate(model: nn.Module, tokens: Tensor, steps: int, use_cache: bool) -> Tensor:
         for _ in range(steps):
@@ -178,7 +182,12 @@ def generates_wrongly() -> Subject:
     return replace(decoder(None), cache=None, generate=generate)
 
 
-@fault("CM01-sum", "One future token leaks: probabilities do not sum to one", killed_by=("decoding.probability",))
+@fault(
+    "CM01-sum",
+    "One future token leaks: probabilities do not sum to one",
+    killed_by=("decoding.probability",),
+    cause="off by one",
+)
 def leaks() -> Subject:
     def forward(model: nn.Module, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         logits = model(tokens, attention_mask)

@@ -37,7 +37,7 @@ def right(model: Any, x: Tensor) -> Tensor:
     "DR01-rate",
     "SDPA dropout active in eval",
     killed_by=("dropout.eval-deterministic", "dropout.places"),
-    cause="eval mode",
+    cause="another output each time|dropout acts in eval",
 )
 def active_in_eval() -> Subject:
     class Attention(nn.Module):
@@ -72,7 +72,12 @@ def disabled() -> Subject:
     return network(lambda m, x: functional.dropout(x, m.rate if m.calls < 2 else 0.0, m.training), Forgetful)
 
 
-@fault("dropout-running", "Train mode moves a running mean that eval mode subtracts", killed_by=("dropout.mode-cycle",))
+@fault(
+    "dropout-running",
+    "Train mode moves a running mean that eval mode subtracts",
+    killed_by=("dropout.mode-cycle",),
+    cause="after a pass in train mode",
+)
 def running() -> Subject:
     class Running(Network):
         def __init__(self, *given: Any) -> None:
@@ -88,7 +93,12 @@ def running() -> Subject:
     return network(right, Running)
 
 
-@fault("dropout-hard-coded", "A second rate is written into the code", killed_by=("dropout.zero", "dropout.places"))
+@fault(
+    "dropout-hard-coded",
+    "A second rate is written into the code",
+    killed_by=("dropout.zero", "dropout.places"),
+    cause="written into the code",
+)
 def hard_coded() -> Subject:
     return network(lambda m, x: functional.dropout(right(m, x), 0.1, m.training))
 

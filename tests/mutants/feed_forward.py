@@ -64,13 +64,13 @@ def parenthesis() -> Subject:
     "FF02-maps",
     "'swiglu' silently maps to plain SiLU",
     killed_by=("ffn.definition", "ffn.parameters"),
-    cause="two maps",
+    cause="maps of",
 )
 def not_gated() -> Subject:
     return plain(functional.silu, "swiglu")
 
 
-@fault("FF04", "GELU tanh formula missing the leading x", killed_by=("ffn.definition",))
+@fault("FF04", "GELU tanh formula missing the leading x", killed_by=("ffn.definition",), cause="not that of gelu_tanh")
 def no_leading_x() -> Subject:
     return plain(lambda x: 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), "gelu_tanh")
 
@@ -80,7 +80,9 @@ def tanh_for_erf() -> Subject:
     return plain(lambda x: functional.gelu(x, approximate="tanh"), "gelu")
 
 
-@fault("FF07-alone", "FFN/reshape mixes positions", killed_by=("ffn.position-wise",))
+@fault(
+    "FF07-alone", "FFN/reshape mixes positions", killed_by=("ffn.position-wise",), cause="among others than by itself"
+)
 def mixed_positions() -> Subject:
     def forward(model: nn.Module, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -95,7 +97,10 @@ def affine() -> Subject:
 
 
 @fault(
-    "ffn-shifted-gate", "The gate of unit i opens unit i + 1", killed_by=("ffn.neuron-permutation", "ffn.definition")
+    "ffn-shifted-gate",
+    "The gate of unit i opens unit i + 1",
+    killed_by=("ffn.neuron-permutation", "ffn.definition"),
+    cause="permuting the hidden units",
 )
 def shifted_gate() -> Subject:
     return gated(lambda gate, up: functional.silu(gate) * up.roll(1, dims=-1))

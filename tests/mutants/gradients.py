@@ -13,7 +13,10 @@ from veriformer.tests.mutants.parts import SelfAttention, self_attention
 
 
 @fault(
-    "gradient-root", "The root of a mean square without eps: NaN at a token of zeros", killed_by=("gradients.finite",)
+    "gradient-root",
+    "The root of a mean square without eps: NaN at a token of zeros",
+    killed_by=("gradients.finite",),
+    cause="at inputs of scale 0",
 )
 def root_of_zero() -> Subject:
     class Norm(nn.Module):
@@ -32,7 +35,7 @@ def root_of_zero() -> Subject:
     "gradient-kernel",
     "A kernel of its own whose backward forgets the scale",
     killed_by=("gradients.gradcheck",),
-    cause="times",
+    cause="a backward is wrong",
 )
 def forgotten_scale() -> Subject:
     class Scaled(torch.autograd.Function):
@@ -56,6 +59,7 @@ def forgotten_scale() -> Subject:
     "gradient-second",
     "A kernel whose backward is cut off from its input: the second gradient lacks a term",
     killed_by=("gradients.double-backward",),
+    cause="second gradient",
 )
 def second_gradient_cut() -> Subject:
     class Squared(torch.autograd.Function):
@@ -84,6 +88,7 @@ def second_gradient_cut() -> Subject:
     "EX01",
     "Recomputation draws other dropout masks",
     killed_by=("gradients.checkpointing",),
+    cause="drops others than the forward",
 )
 def redrawn() -> Subject:
     class Network(nn.Module):

@@ -16,7 +16,7 @@ from veriformer.tests.mutants.parts import SelfAttention, model, projections, se
     "HD01",
     "Heads split by view(B,h,T,d) without transpose",
     killed_by=("attention.definition", "permutation.equivariance", "attention.head-permutation"),
-    cause="depends on the index of a position",
+    cause="index of a position",
 )
 def split_without_transpose() -> Subject:
     class Wrong(SelfAttention):
@@ -35,6 +35,7 @@ def split_without_transpose() -> Subject:
         "attention.head-decomposition",
         "attention.head-gauge",
     ),
+    cause="index of a position",
 )
 def merge_without_transpose() -> Subject:
     class Wrong(SelfAttention):
@@ -62,6 +63,7 @@ def module_scaled_by_model_width() -> Subject:
     "weights-unscaled",
     "The returned attention map is not the one that was used",
     killed_by=("attention.returned-weights",),
+    cause="not divided by sqrt(d_head)",
 )
 def another_map() -> Subject:
     class Wrong(SelfAttention):
@@ -82,6 +84,7 @@ def another_map() -> Subject:
     "KV01",
     "Values are taken from the keys",
     killed_by=("attention.projections-live", "attention.definition", "parameters.all-used"),
+    cause="other rows than its own",
 )
 def values_from_keys() -> Subject:
     class Wrong(SelfAttention):
@@ -91,7 +94,12 @@ def values_from_keys() -> Subject:
     return self_attention(Wrong)
 
 
-@fault("HD-index", "One head gets a bias by position", killed_by=("attention.head-permutation", "attention.head-gauge"))
+@fault(
+    "HD-index",
+    "One head gets a bias by position",
+    killed_by=("attention.head-permutation", "attention.head-gauge"),
+    cause="permuting the heads",
+)
 def one_head_differs() -> Subject:
     class Wrong(SelfAttention):
         def merge(self, x: Tensor) -> Tensor:
@@ -115,6 +123,7 @@ def _cross(forward: Any) -> Subject:
     "XA01",
     "Cross-attention attends to the decoder's own states",
     killed_by=("cross_attention.memory-matters",),
+    cause="of the memory changes no output",
 )
 def attends_to_itself() -> Subject:
     return _cross(lambda m, x, memory: m.attention(x, x, x, need_weights=False)[0])
@@ -124,6 +133,7 @@ def attends_to_itself() -> Subject:
     "XA07",
     "Relative bias applied in cross-attention though the model has none",
     killed_by=("cross_attention.memory-permutation",),
+    cause="permuting the memory",
 )
 def biased_memory() -> Subject:
     def forward(m: Any, x: Tensor, memory: Tensor) -> Tensor:
@@ -137,6 +147,7 @@ def biased_memory() -> Subject:
     "XA04",
     "Wrong side's mask used in cross-attention",
     killed_by=("padding.content-irrelevant",),
+    cause="not applied on this path",
 )
 def mask_of_the_wrong_side() -> Subject:
     def forward(m: Any, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:

@@ -40,7 +40,12 @@ def peaked() -> Subject:
     )  # fmt: skip
 
 
-@fault("IN-collapse", "Tokens collapse: the residual connections are missing", killed_by=("init.token-spread",))
+@fault(
+    "IN-collapse",
+    "Tokens collapse: the residual connections are missing",
+    killed_by=("init.token-spread",),
+    cause="residual connection missing",
+)
 def collapse() -> Subject:
     return started("encoder", lambda m: None, {"residual": True}, residual=False)
 
@@ -69,6 +74,7 @@ def never_applied() -> Subject:
     "IN08",
     "The scaled initialisation is applied to the wrong matrix",
     killed_by=("init.residual-scaling",),
+    cause="not scaled at all",
 )
 def wrong_matrix() -> Subject:
     def change(model: nn.Module) -> None:

@@ -46,7 +46,12 @@ def fused(cls: type[Fused], **given: Any) -> Subject:
     return replace(subject, projections=projections, **given)
 
 
-@fault("HD07", "Fused QKV split by chunk(3) under GQA", killed_by=("attention.definition",))
+@fault(
+    "HD07",
+    "Fused QKV split by chunk(3) under GQA",
+    killed_by=("attention.definition",),
+    cause="other rows than its own",
+)
 def chunked() -> Subject:
     class Chunked(Fused):
         def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +64,12 @@ def chunked() -> Subject:
     return fused(Chunked, domain={"num_heads": [4], "num_key_value_heads": [1], "d_model": [16]})
 
 
-@fault("HD08", "Fused QKV layout: per-head interleaved vs [Q|K|V]", killed_by=("attention.definition",))
+@fault(
+    "HD08",
+    "Fused QKV layout: per-head interleaved vs [Q|K|V]",
+    killed_by=("attention.definition",),
+    cause="other rows than its own",
+)
 def interleaved() -> Subject:
     class Interleaved(Fused):
         def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,6 +83,7 @@ def interleaved() -> Subject:
     "HD10",
     "Wrong expansion when windows/multiplicity are mixed into the batch axis",
     killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"),
+    cause="padded positions",
 )
 def folded() -> Subject:
     class Folded(SelfAttention):
@@ -90,7 +101,12 @@ def folded() -> Subject:
     return self_attention(Folded)
 
 
-@fault("HD11", "squeeze() drops batch or time of size 1", killed_by=("batch.independence",))
+@fault(
+    "HD11",
+    "squeeze() drops batch or time of size 1",
+    killed_by=("batch.independence",),
+    cause="in the forward of Gated",
+)
 def squeezed() -> Subject:
     class Gated(nn.Module):
         def __init__(self, config: DrawnConfig) -> None:
@@ -106,7 +122,12 @@ def squeezed() -> Subject:
     return Subject(kind="classifier", build=Gated, forward=lambda m, tokens: m(tokens), declares={"positions": "none"})
 
 
-@fault("BK02", "Value head-dim different from query head-dim", killed_by=("attention.definition",))
+@fault(
+    "BK02",
+    "Value head-dim different from query head-dim",
+    killed_by=("attention.definition",),
+    cause="beyond the width of the keys",
+)
 def narrow_values() -> Subject:
     def combine(s: Tensor, v: Tensor, allow: Tensor, d: int, h: int) -> Tensor:
         out = torch.zeros(*s.shape[:-1], v.shape[-1], dtype=v.dtype)
@@ -135,7 +156,12 @@ class _Cross(nn.Module):
         self.attention = nn.MultiheadAttention(config.d_model, config.num_heads, batch_first=True)
 
 
-@fault("XA05", "Unpadding path applies the key mask to the query", killed_by=("padding.amount-irrelevant",))
+@fault(
+    "XA05",
+    "Unpadding path applies the key mask to the query",
+    killed_by=("padding.amount-irrelevant",),
+    cause="padded on the right",
+)
 def unpadded() -> Subject:
     def forward(model: Any, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         blocked = None if memory_mask is None else ~memory_mask
@@ -153,6 +179,7 @@ def unpadded() -> Subject:
     "XA08",
     "Cross-attention cache inherits the decoder's sliding window",
     killed_by=("cross_attention.memory-matters",),
+    cause="of the memory changes no output",
 )
 def windowed_memory() -> Subject:
     def forward(model: Any, x: Tensor, memory: Tensor) -> Tensor:
@@ -166,6 +193,7 @@ def windowed_memory() -> Subject:
     "PM04",
     "finfo.min + finfo.min overflows to -inf",
     killed_by=("padding.left", "padding.content-irrelevant"),
+    cause="padded",
 )
 def overflowing_masks() -> Subject:
     class Sums(SelfAttention):
@@ -186,7 +214,9 @@ def overflowing_masks() -> Subject:
     return layer(Sums, causal=True, positions="none", padding_side="both")
 
 
-@fault("NM07", "Post-LN residual taken before normalising", killed_by=("residual.identity",))
+@fault(
+    "NM07", "Post-LN residual taken before normalising", killed_by=("residual.identity",), cause="starts before a norm"
+)
 def residual_before_the_norm() -> Subject:
     class PostNorm(SelfAttention):
         def __init__(self, config: DrawnConfig) -> None:

@@ -88,7 +88,10 @@ def over_time() -> Subject:
 
 
 @fault(
-    "norm-variance", "Divided by the variance, not by its root", killed_by=("norm.scale-invariance", "norm.definition")
+    "norm-variance",
+    "Divided by the variance, not by its root",
+    killed_by=("norm.scale-invariance", "norm.definition"),
+    cause="times 2.0",
 )
 def no_root() -> Subject:
     return norm(lambda x: centred(x) / (x.var(dim=-1, keepdim=True, unbiased=False) + EPS))
@@ -98,22 +101,30 @@ def no_root() -> Subject:
     "norm-mean-kept",
     "A LayerNorm that does not subtract the mean",
     killed_by=("norm.shift-invariance", "norm.definition"),
+    cause="mean over the channels",
 )
 def mean_kept() -> Subject:
     return norm(lambda x: x / (x.square().mean(dim=-1, keepdim=True) + EPS).sqrt())
 
 
-@fault("norm-mean-removed", "An RMSNorm that subtracts the mean", killed_by=("norm.shift-invariance",))
+@fault(
+    "norm-mean-removed",
+    "An RMSNorm that subtracts the mean",
+    killed_by=("norm.shift-invariance",),
+    cause="RMSNorm does not subtract the mean",
+)
 def mean_removed() -> Subject:
     return norm(lambda x: centred(x) / (x.var(dim=-1, keepdim=True, unbiased=False) + EPS).sqrt(), "rms")
 
 
-@fault("norm-no-eps", "No eps", killed_by=("norm.constant-input",))
+@fault("norm-no-eps", "No eps", killed_by=("norm.constant-input",), cause="channels 0.0")
 def no_eps() -> Subject:
     return norm(lambda x: centred(x) / x.var(dim=-1, keepdim=True, unbiased=False).sqrt())
 
 
-@fault("norm-wrong-zero", "A token of zeros is given ones", killed_by=("norm.constant-input",))
+@fault(
+    "norm-wrong-zero", "A token of zeros is given ones", killed_by=("norm.constant-input",), cause="a token of zeros"
+)
 def wrong_zero() -> Subject:
     def normalise(x: Tensor) -> Tensor:
         y = centred(x) / (x.var(dim=-1, keepdim=True, unbiased=False) + EPS).sqrt()
@@ -126,12 +137,13 @@ def wrong_zero() -> Subject:
     "NM12",
     "Sum of squares accumulated in the input's own half precision",
     killed_by=("norm.half-precision",),
+    cause="float16",
 )
 def narrow_sum() -> Subject:
     return norm(lambda x: x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + EPS), "rms")
 
 
-@fault("norm-detached", "Mean and variance cut off from the gradient", killed_by=("norm.jacobian",))
+@fault("norm-detached", "Mean and variance cut off from the gradient", killed_by=("norm.jacobian",), cause="cut off")
 def detached() -> Subject:
     def normalise(x: Tensor) -> Tensor:
         mean, variance = x.mean(dim=-1, keepdim=True), x.var(dim=-1, keepdim=True, unbiased=False)
@@ -144,6 +156,7 @@ def detached() -> Subject:
     "norm-inplace",
     "In bfloat16, where no cast makes a copy, the mean is subtracted in place",
     killed_by=("norm.no-inplace",),
+    cause="in-place",
 )
 def in_place() -> Subject:
     def normalise(x: Tensor) -> Tensor:

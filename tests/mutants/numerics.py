@@ -11,7 +11,10 @@ from veriformer.tests.mutants.parts import SelfAttention, self_attention
 
 
 @fault(
-    "mode-fast-path", "The fast path without gradients leaves out the output bias", killed_by=("numerics.grad-mode",)
+    "mode-fast-path",
+    "The fast path without gradients leaves out the output bias",
+    killed_by=("numerics.grad-mode",),
+    cause="in the forward of Fast",
 )
 def fast_path() -> Subject:
     class Fast(nn.Module):
@@ -30,6 +33,7 @@ def fast_path() -> Subject:
     "BK01",
     "Non-contiguous inputs give wrong attention",
     killed_by=("numerics.strided",),
+    cause="in the forward of InOrder|strided",
 )
 def memory_order() -> Subject:
     class InOrder(SelfAttention):

@@ -30,12 +30,19 @@ def twice() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x[:, :-1], shifted(y)[:, 1:]), shifts_labels=True)
 
 
-@fault("LS-unshifted", "Labels are never shifted", killed_by=("loss.shift", "loss.definition"), cause="moved by 0")
+@fault(
+    "LS-unshifted",
+    "Labels are never shifted",
+    killed_by=("loss.shift", "loss.definition"),
+    cause="labels are not moved",
+)
 def never() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x, y), shifts_labels=True)
 
 
-@fault("LS03", "Smoothing counts ignored targets", killed_by=("loss.label-smoothing",))
+@fault(
+    "LS03", "Smoothing counts ignored targets", killed_by=("loss.label-smoothing",), cause="the target in the gradient"
+)
 def smooth_ignored() -> Subject:
     def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
         log_p = x.log_softmax(-1)
@@ -45,11 +52,7 @@ def smooth_ignored() -> Subject:
     return loss(forward, label_smoothing=0.1, empty_loss="nan")
 
 
-@fault(
-    "LS04",
-    "The ignored label is -1 here and -100 there",
-    killed_by=("loss.definition",),
-)
+@fault("LS04", "The ignored label is -1 here and -100 there", killed_by=("loss.definition",), cause="label -1|ignored")
 def other_label() -> Subject:
     def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
         counted = (y != -1).double()
@@ -69,22 +72,20 @@ def all_rows() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x, y, label_smoothing=0.1, num_items=y.numel()), label_smoothing=0.1)
 
 
-@fault("LS07", "A batch of padding divides by zero", killed_by=("loss.range",))
+@fault(
+    "LS07", "A batch of padding divides by zero", killed_by=("loss.range",), cause="where nothing is to be predicted"
+)
 def of_nothing() -> Subject:
     subject = loss(lambda m, x, y: F.cross_entropy(x.flatten(0, 1), y.flatten()))
     return subject.with_facts(empty_loss="zero")
 
 
-@fault(
-    "LS12",
-    "The accumulated loss is a mean of means",
-    killed_by=("loss.accumulation",),
-)
+@fault("LS12", "The accumulated loss is a mean of means", killed_by=("loss.accumulation",), cause="micro-batches")
 def mean_of_means() -> Subject:
     return loss(plain, lambda m, pairs: torch.stack([plain(m, x, y) for x, y in pairs]).mean())
 
 
-@fault("LS12b", "The accumulated loss is not divided", killed_by=("loss.accumulation",))
+@fault("LS12b", "The accumulated loss is not divided", killed_by=("loss.accumulation",), cause="micro-batches")
 def not_divided() -> Subject:
     return loss(plain, lambda m, pairs: torch.stack([accumulate(m, [pair]) for pair in pairs]).sum())
 
@@ -99,7 +100,7 @@ def softmax_first() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x.softmax(-1), y))
 
 
-@fault("LS-log", "log(softmax(x)) overflows", killed_by=("loss.range",))
+@fault("LS-log", "log(softmax(x)) overflows", killed_by=("loss.range",), cause="the loss is NaN or infinite")
 def unstable() -> Subject:
     return loss(lambda m, x, y: cross_entropy(x.exp().div(x.exp().sum(-1, keepdim=True)).log(), y))
 
@@ -111,7 +112,7 @@ def masking(forward: Any) -> Subject:
     )  # fmt: skip
 
 
-@fault("LS09", "The split is not 80/10/10", killed_by=("masking.mlm",))
+@fault("LS09", "The split is not 80/10/10", killed_by=("masking.mlm",), cause="masked is not 0.8|replaced")
 def wrong_split() -> Subject:
     def forward(model: Any, tokens: Tensor, seed: int) -> Any:
         inputs, labels = mask(model, tokens, seed)
@@ -125,7 +126,7 @@ def wrong_split() -> Subject:
     return masking(forward)
 
 
-@fault("LS10", "Positions are drawn with replacement", killed_by=("masking.mlm",))
+@fault("LS10", "Positions are drawn with replacement", killed_by=("masking.mlm",), cause="tokens chosen")
 def with_replacement() -> Subject:
     def forward(model: Any, tokens: Tensor, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
@@ -142,7 +143,7 @@ def with_replacement() -> Subject:
     return masking(forward)
 
 
-@fault("LS15", "Special tokens are hidden too", killed_by=("masking.mlm",))
+@fault("LS15", "Special tokens are hidden too", killed_by=("masking.mlm",), cause="a special token is to be predicted")
 def specials_hidden() -> Subject:
     from veriformer.reference.objectives import mask_tokens
 
@@ -165,7 +166,7 @@ def nothing_at_first() -> Subject:
     return schedule(forward, "noam")
 
 
-@fault("OP02", "A rate of infinity at step 0", killed_by=("schedule.warmup",))
+@fault("OP02", "A rate of infinity at step 0", killed_by=("schedule.warmup",), cause="step 0")
 def infinite() -> Subject:
     def forward(model: Any, step: int) -> float:
         return 512**-0.5 * (step**-0.5 if step else math.inf) if step < 1 else schedules.noam(
@@ -175,7 +176,7 @@ def infinite() -> Subject:
     return schedule(forward, "noam")
 
 
-@fault("OP-exponent", "The warm-up rises with w^-0.5", killed_by=("schedule.warmup",))
+@fault("OP-exponent", "The warm-up rises with w^-0.5", killed_by=("schedule.warmup",), cause="the rise")
 def wrong_exponent() -> Subject:
     def forward(model: Any, step: int) -> float:
         return 512**-0.5 * min(max(step, 1) ** -0.5, max(step, 1) * 4000**-0.5)
@@ -183,7 +184,7 @@ def wrong_exponent() -> Subject:
     return schedule(forward, "noam")
 
 
-@fault("OP-again", "The cosine rises again past the end", killed_by=("schedule.cosine",))
+@fault("OP-again", "The cosine rises again past the end", killed_by=("schedule.cosine",), cause="past the end")
 def rises_again() -> Subject:
     def forward(model: Any, step: int) -> float:
         u = (step - 100) / 900
@@ -192,7 +193,7 @@ def rises_again() -> Subject:
     return schedule(forward, "cosine")
 
 
-@fault("OP-negative", "The line goes on below zero", killed_by=("schedule.linear",))
+@fault("OP-negative", "The line goes on below zero", killed_by=("schedule.linear",), cause="past the end")
 def below_zero() -> Subject:
     def forward(model: Any, step: int) -> float:
         return 1e-3 * (step + 1) / 101 if step < 100 else 1e-3 * (1000 - step) / 900
@@ -200,11 +201,7 @@ def below_zero() -> Subject:
     return schedule(forward, "linear")
 
 
-@fault(
-    "OP04",
-    "Norms decay since their names do not match",
-    killed_by=("schedule.decay-groups",),
-)
+@fault("OP04", "Norms decay since their names do not match", killed_by=("schedule.decay-groups",), cause="decays")
 def norms_decay() -> Subject:
     def forward(model: nn.Module) -> Any:
         plain_names = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm.weight" in n]
@@ -214,7 +211,7 @@ def norms_decay() -> Subject:
     return Subject(kind="parameter_groups", build=build_decoder, forward=forward)
 
 
-@fault("OP-lost", "A parameter stands in no group", killed_by=("schedule.decay-groups",))
+@fault("OP-lost", "A parameter stands in no group", killed_by=("schedule.decay-groups",), cause="stands in no group")
 def lost() -> Subject:
     def forward(model: nn.Module) -> Any:
         return [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1}]

@@ -35,6 +35,7 @@ def ignored() -> Subject:
     "PM13",
     "Padding mask applied to query rows rather than key columns",
     killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"),
+    cause="in the forward of Wrong",
 )
 def rows_for_columns() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -53,11 +54,7 @@ def inverted() -> Subject:
     return _layer(lambda right, scores, mask: right(scores, None if mask is None else ~mask))
 
 
-@fault(
-    "PM07-layer",
-    "Finite mask constant too weak",
-    killed_by=("padding.content-irrelevant",),
-)
+@fault("PM07-layer", "Finite mask constant too weak", killed_by=("padding.content-irrelevant",), cause="too weak")
 def weak() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         return right(scores if mask is None else scores + (~mask[:, None, None, :]) * -10.0, None)
@@ -69,6 +66,7 @@ def weak() -> Subject:
     "PM17",
     "Bitwise NOT on an integer mask: every key counts as blocked",
     killed_by=("padding.all-ones-mask", "padding.mask-matters"),
+    cause="not applied on this path",
 )
 def integer_not() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -82,6 +80,7 @@ def integer_not() -> Subject:
     "PM16",
     "Fast path assumes left-aligned masks where gradients are off",
     killed_by=("padding.content-irrelevant",),
+    cause="this one alone",
 )
 def fast_path() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -93,7 +92,10 @@ def fast_path() -> Subject:
 
 
 @fault(
-    "PM-empty", "One empty sample switches the mask off for the whole batch", killed_by=("padding.fully-padded-row",)
+    "PM-empty",
+    "One empty sample switches the mask off for the whole batch",
+    killed_by=("padding.fully-padded-row",),
+    cause="another sample of the batch is all padding",
 )
 def one_empty_for_all() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -102,7 +104,7 @@ def one_empty_for_all() -> Subject:
     return _layer(weights)
 
 
-@fault("PM08", "Left padding with arange position ids", killed_by=("padding.left",))
+@fault("PM08", "Left padding with arange position ids", killed_by=("padding.left",), cause="padded on the left")
 def arange_positions() -> Subject:
     class Wrong(reference_model.Decoder):
         def with_weights(self, tokens: Any = None, attention_mask: Any = None, **given: Any) -> Any:
@@ -121,6 +123,7 @@ def arange_positions() -> Subject:
     "PM10",
     "Mean pooling averages padding positions",
     killed_by=("padding.pooling", "padding.amount-irrelevant"),
+    cause="behind pooling",
 )
 def mean_over_padding() -> Subject:
     class Mean(nn.Module):
@@ -156,6 +159,7 @@ def over_the_batch() -> Subject:
     "PE07",
     "PE indexed by batch instead of time",
     killed_by=("batch.independence", "batch.permutation", "positions.order-matters", "permutation.broken-by-positions"),
+    cause="place in the batch",
 )
 def positions_by_sample() -> Subject:
     class Wrong(nn.Module):

@@ -51,7 +51,12 @@ def not_gated() -> Subject:
     return model(lambda m: None, {**_FACTS, "activation": "swiglu"}, activation="relu")
 
 
-@fault("parameters-bias", "Declared without biases, built with them", killed_by=("parameters.exact-count",))
+@fault(
+    "parameters-bias",
+    "Declared without biases, built with them",
+    killed_by=("parameters.exact-count",),
+    cause="(a bias) are there besides",
+)
 def with_biases() -> Subject:
     return model(lambda m: None, {**_FACTS, "bias": False})
 
@@ -60,6 +65,7 @@ def with_biases() -> Subject:
     "IN05",
     "Python list hides layers from parameters()",
     killed_by=("parameters.registered", "parameters.exact-count"),
+    cause="another output each time|dropout acts in eval|missing, shared or tied",
 )
 def hidden_layers() -> Subject:
     class Hidden(nn.Module):
@@ -80,7 +86,7 @@ def hidden_layers() -> Subject:
     "tied-copy",
     "The output projection is a copy of the embedding, not the embedding",
     killed_by=("parameters.tied", "parameters.exact-count"),
-    cause="output projection",
+    cause="output projection is there besides",
 )
 def copied() -> Subject:
     def change(built: nn.Module) -> None:
@@ -90,7 +96,10 @@ def copied() -> Subject:
 
 
 @fault(
-    "parameters-unused", "A projection that nothing reads", killed_by=("parameters.all-used", "parameters.exact-count")
+    "parameters-unused",
+    "A projection that nothing reads",
+    killed_by=("parameters.all-used", "parameters.exact-count"),
+    cause="besides",
 )
 def unused() -> Subject:
     def change(built: nn.Module) -> None:
@@ -99,7 +108,12 @@ def unused() -> Subject:
     return model(change, _FACTS)
 
 
-@fault("parameters-cap", "The feed-forward width is capped", killed_by=("parameters.paper-table",))
+@fault(
+    "parameters-cap",
+    "The feed-forward width is capped",
+    killed_by=("parameters.paper-table",),
+    cause="parameters, the formula gives",
+)
 def capped() -> Subject:
     def make(config: Any) -> nn.Module:
         return build(

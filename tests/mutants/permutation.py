@@ -27,7 +27,12 @@ def mixing_reshape() -> Subject:
     return layer(Wrong, causal=False, positions="none")
 
 
-@fault("permutation-hidden", "A classifier that declares no positions adds some", killed_by=("permutation.invariance",))
+@fault(
+    "permutation-hidden",
+    "A classifier that declares no positions adds some",
+    killed_by=("permutation.invariance",),
+    cause="no positions are declared",
+)
 def hidden_positions() -> Subject:
     return model(lambda m: None, {"positions": "none"}, architecture="classifier", positions="sinusoidal")
 
@@ -36,12 +41,18 @@ def hidden_positions() -> Subject:
     "positions-lost",
     "Declared positions are never added",
     killed_by=("permutation.broken-by-positions", "positions.order-matters"),
+    cause="the declared positions do not enter",
 )
 def lost_positions() -> Subject:
     return model(lambda m: None, {"positions": "learned"}, positions="none")
 
 
-@fault("gradient-cut", "The gradient of the first position is cut", killed_by=("permutation.gradient-equivariance",))
+@fault(
+    "gradient-cut",
+    "The gradient of the first position is cut",
+    killed_by=("permutation.gradient-equivariance",),
+    cause="cut off",
+)
 def cut_gradient() -> Subject:
     class Wrong(SelfAttention):
         def values(self, x: Tensor) -> Tensor:
@@ -51,7 +62,7 @@ def cut_gradient() -> Subject:
     return self_attention(Wrong)
 
 
-@fault("DR01", "SDPA dropout active in eval", killed_by=("numerics.stateless",))
+@fault("DR01", "SDPA dropout active in eval", killed_by=("numerics.stateless",), cause="dropout acts in eval")
 def dropout_in_eval() -> Subject:
     class Wrong(SelfAttention):
         def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -60,7 +71,12 @@ def dropout_in_eval() -> Subject:
     return self_attention(Wrong)
 
 
-@fault("in-place", "The residual is added in place, into the caller's tensor", killed_by=("numerics.no-mutation",))
+@fault(
+    "in-place",
+    "The residual is added in place, into the caller's tensor",
+    killed_by=("numerics.no-mutation",),
+    cause="caller's tensor",
+)
 def in_place() -> Subject:
     class Wrong(SelfAttention):
         def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -56,6 +56,7 @@ def precedence() -> Subject:
     "PE04",
     "Integer arithmetic truncates frequencies",
     killed_by=("sinusoidal.definition", "sinusoidal.wavelengths"),
+    cause="floor division",
 )
 def integers() -> Subject:
     return positions(_table(lambda d: (torch.arange(0, d, 2) * int(-math.log(1e4) / d)).double().exp()), width=8)
@@ -75,12 +76,22 @@ def halves() -> Subject:
     return positions(table, layout="interleaved")
 
 
-@fault("PE-amplitude", "The encoding is doubled", killed_by=("sinusoidal.bounded", "sinusoidal.definition"))
+@fault(
+    "PE-amplitude",
+    "The encoding is doubled",
+    killed_by=("sinusoidal.bounded", "sinusoidal.definition"),
+    cause="times those of the formula",
+)
 def doubled() -> Subject:
     return positions(lambda n, d: 2 * _table(_right)(n, d))
 
 
-@fault("PE-wrap", "Positions wrap around after 64", killed_by=("sinusoidal.unique", "sinusoidal.relative-shift"))
+@fault(
+    "PE-wrap",
+    "Positions wrap around after 64",
+    killed_by=("sinusoidal.unique", "sinusoidal.relative-shift"),
+    cause="come again",
+)
 def wrapped() -> Subject:
     return positions(lambda n, d: _table(_right)(64, d).repeat(n // 64 + 1, 1)[:n])
 
@@ -110,20 +121,25 @@ def _stored(keep: str) -> Subject:
 
 
 @fault(
-    "PE08",
-    "PE stored as a plain tensor attribute",
-    killed_by=("sinusoidal.no-parameters",),
+    "PE08", "PE stored as a plain tensor attribute", killed_by=("sinusoidal.no-parameters",), cause="it is no buffer"
 )
 def plain_attribute() -> Subject:
     return _stored("attribute")
 
 
-@fault("PE-trained", "The sinusoidal table is a parameter", killed_by=("sinusoidal.no-parameters",))
+@fault(
+    "PE-trained", "The sinusoidal table is a parameter", killed_by=("sinusoidal.no-parameters",), cause="a parameter"
+)
 def trained() -> Subject:
     return _stored("parameter")
 
 
-@fault("PE11", "Beyond its end the table repeats its last row", killed_by=("sinusoidal.any-length",))
+@fault(
+    "PE11",
+    "Beyond its end the table repeats its last row",
+    killed_by=("sinusoidal.any-length",),
+    cause="come again|repeats",
+)
 def clamped() -> Subject:
     return _stored("attribute")
 
@@ -132,6 +148,7 @@ def clamped() -> Subject:
     "PE10",
     "Sequence longer than the learned table raises nothing",
     killed_by=("learned.table",),
+    cause="raises no error",
 )
 def learned_clamped() -> Subject:
     return Subject(
@@ -167,7 +184,12 @@ def _turn(x: Tensor, angles: Tensor, sign: float = -1.0) -> Tensor:
     return torch.stack([a * cos + sign * b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
-@fault("rotary-sign", "A sign is missing in the rotation", killed_by=("rotary.isometry", "rotary.composition"))
+@fault(
+    "rotary-sign",
+    "A sign is missing in the rotation",
+    killed_by=("rotary.isometry", "rotary.composition"),
+    cause="changes the norm",
+)
 def missing_sign() -> Subject:
     return _rotary(lambda x, p: _turn(x, _angles(x, p), sign=1.0))
 
@@ -176,6 +198,7 @@ def missing_sign() -> Subject:
     "RP04",
     "Rotated pairs concatenated instead of re-interleaved",
     killed_by=("rotary.identity", "rotary.composition"),
+    cause="not the identity",
 )
 def not_interleaved() -> Subject:
     def rotate(x: Tensor, p: Tensor) -> Tensor:
@@ -189,6 +212,7 @@ def not_interleaved() -> Subject:
     "RP05",
     "Rotation indexed by head instead of time",
     killed_by=("rotary.identity", "rotary.composition"),
+    cause="i - j from j - i",
 )
 def by_head() -> Subject:
     return _rotary(lambda x, p: _turn(x.transpose(1, 2), _angles(x, torch.arange(x.shape[1]))).transpose(1, 2))
@@ -198,6 +222,7 @@ def by_head() -> Subject:
     "RP01",
     "Angles computed in bf16",
     killed_by=("rotary.relative", "rotary.precision", "rotary.composition"),
+    cause="no longer told apart|rotating twice",
 )
 def coarse_angles() -> Subject:
     return _rotary(
@@ -220,12 +245,14 @@ def wrong_exponent() -> Subject:
     return _rotary(lambda x, p: _turn(x, _angles(x, p, exponent=1.0)))
 
 
-@fault("rotary-even", "The score does not tell i - j from j - i", killed_by=("rotary.relative",))
+@fault(
+    "rotary-even", "The score does not tell i - j from j - i", killed_by=("rotary.relative",), cause="i - j from j - i"
+)
 def even() -> Subject:
     return _rotary(lambda x, p: x * (1 + 0 * _angles(x, p).cos().to(x.dtype).repeat_interleave(2, -1)))
 
 
-@fault("RP-values", "Values are rotated too", killed_by=("rotary.values-untouched",))
+@fault("RP-values", "Values are rotated too", killed_by=("rotary.values-untouched",), cause="shifting all positions")
 def values_rotated() -> Subject:
     class Wrong(MultiHeadAttention):
         def forward(self, x: Tensor, memory: Any = None, **given: Any) -> Any:
@@ -265,7 +292,12 @@ def _alibi(slopes: list[float], sign: float = -1.0) -> Subject:
     return _bias(lambda t, s: sign * torch.tensor(slopes)[:, None, None] * (t - s).abs(), positions="alibi")
 
 
-@fault("bias-absolute", "The bias depends on the key's own position", killed_by=("position-bias.relative",))
+@fault(
+    "bias-absolute",
+    "The bias depends on the key's own position",
+    killed_by=("position-bias.relative",),
+    cause="query and key move together",
+)
 def absolute_bias() -> Subject:
     return _bias(lambda t, s: (-(t - s).abs() - 0.01 * s**2).float()[None].repeat(3, 1, 1), positions="relative")
 

@@ -41,6 +41,7 @@ def accumulated() -> Subject:
     "RP05-ladder",
     "Rotary angles are computed in the low precision",
     killed_by=("numerics.precision-ladder",),
+    cause="units in the last place",
 )
 def low_angles() -> Subject:
     def forward(model: Any, x: Tensor, positions: Tensor) -> Tensor:
@@ -57,6 +58,7 @@ def low_angles() -> Subject:
     "PM05-autocast",
     "A mask constant overflows under autocast, and zero times infinity is NaN",
     killed_by=("numerics.autocast",),
+    cause="this one alone",
 )
 def overflows() -> Subject:
     class Masked(SelfAttention):
@@ -69,7 +71,9 @@ def overflows() -> Subject:
     return self_attention(Masked)
 
 
-@fault("autocast-raises", "Two dtypes meet under autocast", killed_by=("numerics.autocast",))
+@fault(
+    "autocast-raises", "Two dtypes meet under autocast", killed_by=("numerics.autocast",), cause="raises under autocast"
+)
 def mixes() -> Subject:
     class Buffered(nn.Module):
         def __init__(self, width: int) -> None:
@@ -85,11 +89,7 @@ def mixes() -> Subject:
     return Subject(kind="feed_forward", build=lambda c: Buffered(c.d_model), forward=lambda m, x: m(x))
 
 
-@fault(
-    "BK04-compile",
-    "The compiled path takes another kernel",
-    killed_by=("numerics.compile",),
-)
+@fault("BK04-compile", "The compiled path takes another kernel", killed_by=("numerics.compile",), cause="compiled")
 def other_kernel() -> Subject:
     class Network(nn.Module):
         def __init__(self, width: int) -> None:

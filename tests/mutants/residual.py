@@ -59,7 +59,7 @@ def normalised_skip() -> Subject:
     return reference_layer("pre", each_sublayer(lambda part: setattr(part, "__class__", NormalisedSkip)))
 
 
-@fault("RS02", "Residual missing in one branch", killed_by=("residual.identity",))
+@fault("RS02", "Residual missing in one branch", killed_by=("residual.identity",), cause="there is no residual")
 def one_branch() -> Subject:
     return reference_layer("pre", lambda layer: setattr(layer.around_feed_forward, "skip", NoSkip()))
 
@@ -79,7 +79,7 @@ def raw_stream() -> Subject:
     return reference_layer("pre", lambda layer: None, norm_placement="post")
 
 
-@fault("residual-detached", "The skip is cut off from the gradient", killed_by=("residual.jacobian",))
+@fault("residual-detached", "The skip is cut off from the gradient", killed_by=("residual.jacobian",), cause="cut off")
 def detached() -> Subject:
     class Detached(nn.Module):
         def forward(self, x: Tensor, change: Tensor) -> Tensor:
@@ -88,7 +88,12 @@ def detached() -> Subject:
     return reference_layer("pre", each_sublayer(lambda part: setattr(part, "skip", Detached())))
 
 
-@fault("attention-skip", "The attention module adds its input", killed_by=("residual.rank-collapse",), cause="skip")
+@fault(
+    "attention-skip",
+    "The attention module adds its input",
+    killed_by=("residual.rank-collapse",),
+    cause="adds its input",
+)
 def inner_skip() -> Subject:
     class Skipping(SelfAttention):
         def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -97,7 +102,12 @@ def inner_skip() -> Subject:
     return self_attention(Skipping)
 
 
-@fault("residual-none", "No skip at all, declared to have one", killed_by=("residual.depth-gradient",))
+@fault(
+    "residual-none",
+    "No skip at all, declared to have one",
+    killed_by=("residual.depth-gradient",),
+    cause="residual connection missing",
+)
 def no_skip() -> Subject:
     def change(built: nn.Module) -> None:
         for layer in built.stack.layers:
@@ -110,7 +120,7 @@ def no_skip() -> Subject:
     "IN02",
     "The loop applies one layer again and again",
     killed_by=("layer.composition",),
-    cause="again and again",
+    cause="not connected|layer 0 is applied again",
 )
 def one_layer() -> Subject:
     def change(built: nn.Module) -> None:
@@ -135,7 +145,7 @@ def backwards() -> Subject:
     return model(change)
 
 
-@fault("layers-restarted", "Every layer gets the embeddings", killed_by=("layer.composition",))
+@fault("layers-restarted", "Every layer gets the embeddings", killed_by=("layer.composition",), cause="not connected")
 def restarted() -> Subject:
     def change(built: nn.Module) -> None:
         first: list[Tensor] = []

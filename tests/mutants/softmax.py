@@ -19,6 +19,7 @@ def _softmax(function: Any) -> Subject:
     "softmax-naive",
     "The maximum is not subtracted",
     killed_by=("softmax.no-overflow", "softmax.shift-invariance", "numerics.finite"),
+    cause="the maximum is not subtracted",
 )
 def naive() -> Subject:
     return _softmax(lambda x, dim: x.exp() / x.exp().sum(dim, keepdim=True))
@@ -29,6 +30,7 @@ def naive() -> Subject:
     "Masked rows clamp changes the row max",
     citation="clamping the running maximum at 0 in a fused softmax",
     killed_by=("softmax.shift-invariance", "softmax.no-overflow"),
+    cause="the maximum is not subtracted",
 )
 def clamped_maximum() -> Subject:
     def function(x: Tensor, dim: int) -> Tensor:
@@ -49,12 +51,19 @@ def wrong_axis() -> Subject:
     return Subject(kind="softmax", forward=lambda m, scores: scores.softmax(-2))
 
 
-@fault("PM07-softmax", "-inf is replaced by a constant that is not small enough", killed_by=("softmax.masked-is-zero",))
+@fault(
+    "PM07-softmax",
+    "-inf is replaced by a constant that is not small enough",
+    killed_by=("softmax.masked-is-zero",),
+    cause="the smallest finite number",
+)
 def weak_constant() -> Subject:
     return _softmax(lambda x, dim: x.clamp(min=-20).softmax(dim))
 
 
-@fault("softmax-gradient", "The normaliser is cut out of the gradient", killed_by=("softmax.jacobian",))
+@fault(
+    "softmax-gradient", "The normaliser is cut out of the gradient", killed_by=("softmax.jacobian",), cause="cut off"
+)
 def detached_sum() -> Subject:
     def function(x: Tensor, dim: int) -> Tensor:
         shifted = (x - x.amax(dim, keepdim=True).detach()).exp()
@@ -68,6 +77,7 @@ def detached_sum() -> Subject:
     "fp16/bf16 running sum saturates: probabilities sum to 2",
     citation="accumulating a long row in the dtype of its entries",
     killed_by=("softmax.accuracy",),
+    cause="less accurate than rounding",
 )
 def half_sum() -> Subject:
     def function(x: Tensor, dim: int) -> Tensor:
@@ -81,7 +91,10 @@ def half_sum() -> Subject:
 
 
 @fault(
-    "softmax-index", "The temperature depends on the index of the entry", killed_by=("permutation.softmax-conjugation",)
+    "softmax-index",
+    "The temperature depends on the index of the entry",
+    killed_by=("permutation.softmax-conjugation",),
+    cause="permuting rows and columns",
 )
 def position_dependent() -> Subject:
     return _softmax(lambda x, dim: (x * (1 + 0.01 * torch.arange(x.shape[-1], dtype=x.dtype))).softmax(dim))

@@ -21,6 +21,7 @@ def byte_pairs(**changes: Any) -> Subject:
     "TK01",
     "Unknown characters are dropped",
     killed_by=("tokenizer.round-trip", "tokenizer.no-unknown"),
+    cause="missing",
 )
 def dropped() -> Subject:
     return byte_pairs(forward=lambda m, text: encode(m, "".join(c for c in text if ord(c) < 0x10000)))
@@ -39,14 +40,16 @@ def named_bytes() -> Subject:
     return byte_pairs(decode=decode)
 
 
-@fault("TK-normalised", "The text is normalised first", killed_by=("tokenizer.round-trip",))
+@fault("TK-normalised", "The text is normalised first", killed_by=("tokenizer.round-trip",), cause="missing")
 def normalised() -> Subject:
     import unicodedata
 
     return byte_pairs(forward=lambda m, text: encode(m, unicodedata.normalize("NFC", text).strip()))
 
 
-@fault("TK-dropout", "BPE dropout is left on", killed_by=("tokenizer.deterministic",))
+@fault(
+    "TK-dropout", "BPE dropout is left on", killed_by=("tokenizer.deterministic",), cause="other ids the second time"
+)
 def sampled() -> Subject:
     choose = random.Random(0)
 
@@ -62,6 +65,7 @@ def sampled() -> Subject:
     "TK05",
     "Merges are applied left to right, not by rank",
     killed_by=("tokenizer.bpe-merges",),
+    cause="merges in order",
 )
 def left_to_right() -> Subject:
     def forward(model: BytePairEncoding, text: str) -> list[int]:
@@ -78,7 +82,7 @@ def left_to_right() -> Subject:
     return byte_pairs(forward=forward, declares={"algorithm": "bpe"}, train=None)
 
 
-@fault("TK-rare", "Training merges a rare pair", killed_by=("tokenizer.bpe-merges",))
+@fault("TK-rare", "Training merges a rare pair", killed_by=("tokenizer.bpe-merges",), cause="not a most frequent pair")
 def rare() -> Subject:
     def train(texts: list[str], vocab_size: int) -> BytePairEncoding:
         words = [letters(word) for text in texts for word in split_words(text)]
@@ -94,7 +98,7 @@ def rare() -> Subject:
     return byte_pairs(train=train)
 
 
-@fault("TK-special", "Special tokens are cut into pieces", killed_by=("tokenizer.specials",))
+@fault("TK-special", "Special tokens are cut into pieces", killed_by=("tokenizer.specials",), cause="special token")
 def cut() -> Subject:
     return byte_pairs(
         forward=lambda m, text: [
@@ -103,7 +107,7 @@ def cut() -> Subject:
     )  # fmt: skip
 
 
-@fault("TK-shortest", "The shortest piece is taken", killed_by=("tokenizer.wordpiece",))
+@fault("TK-shortest", "The shortest piece is taken", killed_by=("tokenizer.wordpiece",), cause="longest pieces")
 def shortest() -> Subject:
     def forward(model: Any, text: str) -> list[int]:
         ids = []
@@ -116,7 +120,7 @@ def shortest() -> Subject:
     return replace(SHIPPED["wordpiece"], forward=forward)
 
 
-@fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",))
+@fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",), cause="a more probable segmentation")
 def greedy() -> Subject:
     def forward(model: Any, text: str) -> list[int]:
         rest, ids = (model.SPACE + text.replace(" ", model.SPACE)) if text else "", []

@@ -1,0 +1,90 @@
+"""`veriformer mutants`: the kill matrix from outside."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veriformer.reports.kill_matrix import kill_matrix, markdown, summary
+from veriformer.tests.mutants.source import all_source_mutants, equivalents
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+SOURCE = "rotary.Rotary.forward: cos becomes sin #1"
+
+
+def test_the_matrix_as_json_and_its_second_run(veriformer: Run, tmp_path: Path) -> None:
+    arguments = ("mutants", "--only", "SC01", "--only", SOURCE, "--format", "json", "-n", "2")
+    done = veriformer(*arguments, status=0)
+    matrix = json.loads(done.stdout)
+    rows = {row["id"]: row for row in matrix["mutants"]}
+    assert "attention.definition" in rows["SC01"]["killed_by"]
+    assert rows["SC01"]["located"] == "right"
+    assert rows["SC01"]["first_kill"]["examples"] >= 1
+    assert rows[SOURCE]["killed_by"]
+    assert matrix["survivors"] == []
+    store = tmp_path / ".veriformer" / "mutants" / "judged.jsonl"
+    with store.open("a", encoding="utf-8") as file:
+        file.write('{"key": "cut sho')  # an interrupted run
+    again = veriformer(*arguments, status=0)
+    assert "2 of 2 mutants were judged before" in again.stderr
+    assert json.loads(again.stdout) == matrix
+
+
+def test_a_mutant_that_does_not_exist(veriformer: Run) -> None:
+    done = veriformer("mutants", "--only", "SC99", status=3)
+    assert "there is no mutant 'SC99'" in done.stderr
+    assert "did you mean" in done.stderr
+
+
+def test_families_of_mutants_and_the_table(veriformer: Run) -> None:
+    done = veriformer("mutants", "--only", "OP-*", "--format", "markdown", status=0)
+    assert "| OP-negative" in done.stdout
+    assert "0 of" not in done.stdout
+    text = veriformer("mutants", "--only", "OP-*", status=0)
+    assert "killed by schedule.linear" in text.stdout
+
+
+def _row(id: str, **given: Any) -> dict[str, Any]:  # noqa: A002
+    plain = {
+        "id": id, "origin": "source", "title": id, "citation": "", "killed_by": [], "errors": {}, "examples": {},
+        "seconds": 1.0, "first_kill": None, "equivalent": "",
+    }  # fmt: skip
+    return {**plain, **given}
+
+
+def test_what_survives_is_told_unless_it_is_proven_equivalent() -> None:
+    rows = [_row("m.a"), _row("m.b", equivalent="addition commutes"), _row("m.c", killed_by=["norm.definition"])]
+    properties = [{"id": "norm.definition"}, {"id": "norm.statistics"}]
+    matrix = kill_matrix(rows, properties, whole=True, profile="quick", seed=0)
+    assert matrix["survivors"] == ["m.a"]
+    assert matrix["equivalent"] == {"m.b": "addition commutes"}
+    assert matrix["idle"] == ["norm.statistics"]
+    assert "1 of 3 changes" in summary(matrix)[0]
+    assert "**Survivors:** m.a" in markdown(matrix)
+
+
+def test_a_mutant_that_hangs_costs_its_own_row(veriformer: Run) -> None:
+    done = veriformer("mutants", "--only", "SC01", "--format", "json", "--mutant-seconds", "0.01", status=0)
+    (row,) = json.loads(done.stdout)["mutants"]
+    assert row["errors"] == {"process": "did not end within 0.01 s"}
+
+
+def test_source_mutants_are_programs_that_differ_from_the_reference() -> None:
+    mutants = all_source_mutants()
+    assert len(mutants) > 1000
+    for mutant in list(mutants.values())[::25]:
+        right = ast.parse((Path(__file__).parents[2] / "reference" / f"{mutant.module}.py").read_text(encoding="utf-8"))
+        compile(mutant.source, mutant.id, "exec")
+        assert ast.unparse(right) != mutant.source
+
+
+@pytest.mark.parametrize("mutant", sorted(equivalents()))
+def test_every_proof_speaks_of_a_mutant(mutant: str) -> None:
+    assert mutant in all_source_mutants()
+    assert len(equivalents()[mutant]) > 10
