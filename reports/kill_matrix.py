@@ -48,9 +48,9 @@ def kill_matrix(
         "survivors": [i for i in survivors if i not in proofs],
         "equivalent": {i: proof for i, proof in proofs.items() if i in survivors},
         "unexpected": {
-            row["id"]: sorted(set(row["expected"]) - set(row["killed_by"]))
+            row["id"]: missing
             for row in zoo
-            if set(row.get("expected", ())) - set(row["killed_by"])
+            if (missing := sorted({*row.get("expected", ())} - {*row["killed_by"], *row.get("blocked", ())}))
         },
         "kills": {p["id"]: kills[p["id"]] for p in properties},
         "idle": [p["id"] for p in properties if not kills[p["id"]]] if whole else [],

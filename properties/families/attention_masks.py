@@ -10,6 +10,7 @@ from torch import Tensor
 from veriformer.properties.attending import Attending
 from veriformer.properties.attention_causes import attention_cause
 from veriformer.properties.case import Case
+from veriformer.properties.compare import worst_difference
 from veriformer.properties.influence import causal_region
 from veriformer.properties.paths import Path
 from veriformer.properties.premises import excludes_fact, needs_mask, needs_part
@@ -157,21 +158,38 @@ def rows_follow_their_mask(case: Case) -> None:
                     got, drawn.query, drawn.key, drawn.value, drawn.scale, allow
                 ),
             )
-    if case.subject.accepts("causal") and drawn.query.shape[2] == drawn.key.shape[2]:
-        both = allow & causal_region(drawn.key.shape[2]).to(allow.device)
+    same = min(drawn.query.shape[2], drawn.key.shape[2])  # as many queries as keys: no question of alignment
+    if case.subject.accepts("causal") and same > 1:
+        query, key, value = (t[:, :, :same] for t in (drawn.query, drawn.key, drawn.value))
+        allow = allow[..., :same, :same].contiguous()
+        both = allow & causal_region(same).to(allow.device)
         try:
-            got = drawn(mask=allow, causal=True)
+            got = drawn(query, key, value, mask=allow, causal=True)
         except SubjectError:
             case.witness()  # to refuse both together is a clear answer
             return
-        rows = both.expand(*drawn.query.shape[:3], -1).any(dim=-1)
+        rows = both.expand(*query.shape[:3], -1).any(dim=-1)
+        if not bool(rows.any()):
+            case.reject("mask and causality together hide everything")
         case.close(
             got[rows],
-            drawn.oracle(allow=both)[rows],
+            drawn.oracle(query, key, value, allow=both)[rows],
             "a mask together with causal=True is not both of them",
-            bound=drawn.bound().expand(got.shape)[rows],
+            bound=drawn.bound(query, key, value).expand(got.shape)[rows],
+            cause=lambda: _one_of_two(case, drawn, got, (query, key, value), allow),
         )
     case.witness()
+
+
+def _one_of_two(case: Case, drawn: Attending, got: Tensor, inputs: tuple[Tensor, ...], allow: Tensor) -> str | None:
+    """Tell which of a mask and the causal flag is forgotten where both are given."""
+    flag = causal_region(allow.shape[-1]).to(allow.device)
+    for words, seen in (("the mask is forgotten", flag[None, None]), ("the flag is forgotten", allow)):
+        expected = drawn.oracle(*inputs, allow=seen)
+        rows = seen.expand(*got.shape[:3], -1).any(dim=-1)
+        if worst_difference(got[rows], expected[rows], drawn.bound(*inputs).expand(got.shape)[rows]).error <= 1:
+            return f"where causal=True is given, {words}" if "mask" in words else f"where a mask is given, {words}"
+    return None
 
 
 @holds(
@@ -322,7 +340,7 @@ def the_last_query_sees_all_keys(case: Case) -> None:
     """
     drawn = Attending(case)
     aligned = _top_left if case.subject.fact("causal_alignment") == "top-left" else _bottom_right
-    few = max(1, drawn.query.shape[2] - 1)
+    few = min(max(1, drawn.query.shape[2] - 1), drawn.key.shape[2])
     for keys in (drawn.key.shape[2], few):
         key, value = drawn.key[:, :, :keys], drawn.value[:, :, :keys]
         allow = aligned(drawn.query.shape[2], keys).to(key.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -172,6 +173,8 @@ def instances_do_not_share_state(case: Case) -> None:
     before = case.call(built, *tensors, *inputs.extras).clone()
     others = [c for c in case.bench.configs if c != built.config] or [built.config]
     config = others[case.integer("other", 0, len(others) - 1)]
+    if "d_model" not in case.subject.domain and case.flag("wider"):  # than any before: what is kept must be made anew
+        config = replace(config, d_model=2 * max(c.d_model for c in case.bench.configs) * config.num_heads)
     other = case.bench.pool.fresh(config, case.bench.dtypes()[-1])
     theirs = ordinary(case.subject, config, case.generator, other.dtype)
     case.call(other, *[x.to(case.bench.device) for x in theirs.tensors], *theirs.extras)

@@ -256,6 +256,7 @@ def strict_diagonal() -> Subject:
     "CM17",
     "is_causal hint overrides the explicit mask",
     killed_by=("attention.mask-semantics",),
+    cause="the mask is forgotten",
 )
 def flag_overrides_mask() -> Subject:
     def forward(

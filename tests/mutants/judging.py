@@ -106,6 +106,7 @@ def _judged(
 def _row(seen: dict[str, Any]) -> dict[str, Any]:
     return {
         "killed_by": list(dict.fromkeys(seen["killed"])),
+        "blocked": [x.id for x in seen["results"] if x.outcome == r.BLOCKED],
         "errors": {x.id: x.reason[:200] for x in seen["results"] if x.outcome in (r.ERROR, r.TIMEOUT)},
         "examples": {x.id: max(1, x.examples) for x in seen["results"] if x.outcome == r.FAIL},
         "seconds": round(seen["seconds"], 3),
