@@ -24,22 +24,22 @@ from veriformer.properties.subject import Subject
 
 _ADAPTERS = "veriformer.properties.adapters"
 JUDGED_ON: Mapping[str, tuple[str, ...]] = {
+    "rotary": ("rotary",),
+    "positions": ("sinusoidal", "learned", "decoder-sinusoidal"),
+    "normalization": ("layer-norm", "rms-norm"),
+    "feedforward": ("feed-forward", "swiglu"),
+    "pooling": ("classifier-cls", "classifier-mean", "classifier-max", "classifier-weighted"),
+    "cache": ("decoder-rotary", "decoder-sinusoidal"),
+    "schedules": ("noam", "linear", "cosine", "parameter-groups"),
+    "objectives": ("next-token-loss", "loss", "smoothed-loss", "masking"),
+    "position_bias": ("alibi", "t5", "t5-causal", "encoder-alibi"),
     "attention": ("softmax", "attention", "multi-head", "grouped-heads", "cross-attention", "layer-causal",
                   "decoder-alibi"),
     "blocks": ("layer-depth", "layer-pre", "layer-post", "layer-causal", "encoder-decoder"),
-    "cache": ("decoder-rotary", "decoder-sinusoidal"),
-    "feedforward": ("feed-forward", "swiglu"),
     "generation": ("decoder-rotary",),
     "initialization": ("encoder", "decoder-gpt2"),
     "model": ("encoder", "decoder-sinusoidal", "decoder-t5", "decoder-tied", "encoder-decoder-tied", "classifier-cls",
               "classifier-positions"),
-    "normalization": ("layer-norm", "rms-norm"),
-    "objectives": ("next-token-loss", "loss", "smoothed-loss", "masking"),
-    "pooling": ("classifier-cls", "classifier-mean", "classifier-max", "classifier-weighted"),
-    "position_bias": ("alibi", "t5", "t5-causal", "encoder-alibi"),
-    "positions": ("sinusoidal", "learned", "decoder-sinusoidal"),
-    "rotary": ("rotary",),
-    "schedules": ("noam", "linear", "cosine", "parameter-groups"),
     "tokenization": ("byte-pairs", "wordpiece", "unigram"),
 }  # fmt: skip
 """Module of the reference to the shipped subjects that are made of it. Not here: `config` (it validates), `counting`
