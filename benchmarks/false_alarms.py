@@ -27,8 +27,8 @@ from rich.progress import Progress  # noqa: E402
 
 WANTED_MARGIN = 0.5
 LOOKED_INTO = {
-    "padding.all-ones-mask": "under bfloat16 autocast on a post-LN encoder of 8 channels, whose answer to one unit in the "
-    "last place is itself a tenth of its size; the tolerance is measured on it and capped, and stays",
+    "padding.all-ones-mask": "under bfloat16 autocast on a post-LN encoder of 8 channels, whose answer to one unit in "
+    "the last place is itself a tenth of its size; the tolerance is measured on it and capped, and stays",
     "numerics.precision-ladder": "bfloat16 of the same encoder against float64: one rounding a step, of 2^-8",
     "softmax.accuracy": "a row of bfloat16 weights: rounding each weight to 8 bits is half of the bound by itself",
     "dropout.mean": "a statistic of 2,048 masks against 8 of its standard errors",
@@ -116,9 +116,8 @@ def collect(wanted: dict[str, int], store: Path, minutes: float, workers: int) -
 
 def _commit() -> str:
     root = Path(__file__).parent.parent
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-    )
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 

@@ -21,7 +21,6 @@ from veriformer.properties.module_parts import is_norm
 
 _HIDDEN = -1e3  # a score, or a term added to scores, below this hides a key
 _POSITIONS = re.compile(r"(^|[._])(pos|posi\w*|pe|wpe|inv_freq|freqs\w*|rotary\w*|rope\w*)([._]|$)")
-_PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum")
 
 
 def mask_leaks_by_one(forward: Forward, share: float) -> Injected:
@@ -34,34 +33,29 @@ def mask_dropped(forward: Forward, share: float) -> Injected:
     return _masked(forward, torch.ones_like)
 
 
-def scale_dropped(forward: Forward, share: float) -> Injected:
-    """Multiply the scores of attention by sqrt(d_head) once more, as if they were not divided by it."""
+def scale_of_the_model(forward: Forward, share: float) -> Injected:
+    """Divide the scores of attention by the square root of the number of heads too, as if by sqrt(d_model) in all."""
 
     def bound(name: str, given: dict[str, Any]) -> bool:
         if name == "scaled_dot_product_attention":
-            width = given["query"].shape[-1]
-            given["scale"] = (width**-0.5 if given["scale"] is None else given["scale"]) * width**0.5
-            return width > 1
-        width = given["embed_dim_to_check"] // given["num_heads"]
+            width, heads = given["query"].shape[-1], given["query"].shape[-3]
+            given["scale"] = (width**-0.5 if given["scale"] is None else given["scale"]) * heads**-0.5
+            return heads > 1
+        heads = given["num_heads"]
         factor = torch.ones(3, given["embed_dim_to_check"], 1)
-        factor[0] = width**0.5
+        factor[0] = heads**-0.5
         for key, shape in (("in_proj_weight", (-1, 1)), ("in_proj_bias", (-1,))):
             if given[key] is not None:
                 given[key] = given[key] * factor.reshape(shape).to(given[key])
         if given["q_proj_weight"] is not None:
-            given["q_proj_weight"] = given["q_proj_weight"] * width**0.5
-        return width > 1
-
-    widths: list[int] = [1]
+            given["q_proj_weight"] = given["q_proj_weight"] * heads**-0.5
+        return heads > 1
 
     def product(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        operand = next((a for a in args if isinstance(a, Tensor)), None)
-        if name in _PRODUCTS and operand is not None and operand.ndim >= 3:
-            widths[0] = operand.shape[-1]
-        if name == "softmax" and operand is not None and operand.ndim >= 3 and widths[0] > 1:
-            scores = torch.where(operand < _HIDDEN, operand, operand * widths[0] ** 0.5)
-            return (scores, *args[1:])
-        return None
+        scores = next((a for a in args if isinstance(a, Tensor)), None)
+        if name != "softmax" or scores is None or scores.ndim != 4 or scores.shape[1] < 2:
+            return None
+        return (torch.where(scores < _HIDDEN, scores, scores * scores.shape[1] ** -0.5), *args[1:])
 
     return _intercepting(forward, bound, product)
 

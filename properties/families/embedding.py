@@ -13,6 +13,7 @@ from veriformer.properties.compare import size_of, worst_difference
 from veriformer.properties.embedding_leaf import at_embedding
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import needs_fact, needs_part
+from veriformer.properties.probing_structure import first_input
 from veriformer.properties.property import holds
 
 
@@ -95,3 +96,48 @@ def the_padding_row_stays_zero(case: Case) -> None:
             case.exact(gradient[row], zeros, "a gradient reaches the embedding of the padding token",
                        cause=lambda: "the table does not know its padding_idx")  # fmt: skip
     case.witness()
+
+
+@holds(
+    "positions.distinct",
+    statement="Where positions are added to the tokens, one token enters the first layer otherwise at every position.",
+    formula="x_0(t) = E[w] + P(t), P(s) != P(t) for s != t",
+    source="Vaswani et al. 2017, section 3.5; defects: tables indexed by t // 2, by the batch, or by a constant.",
+    kinds=("encoder", "decoder", "classifier"),
+    unless=needs_fact("positions", "sinusoidal", "learned"),
+    examples_factor=0.25,
+    catches=("PE07", "PE-halved"),
+)
+def every_position_has_a_vector_of_its_own(case: Case) -> None:
+    """One token is repeated T times and what the first norm or linear map gets is compared position by position. A
+    causal mask hides a table that gives two neighbours one row; here it does not.
+    """
+    built = case.built(dtype=torch.float32)
+    if not isinstance(built.module, nn.Module) or not case.subject.takes_tokens:
+        case.does_not_apply("it takes no tokens")
+    length = case.length("T", low=4, high=12)
+    tokens = torch.full((1, length), case.integer("token", 0, built.config.vocab_size - 1), device=case.bench.device)
+    entered = first_input(built, lambda: case.call(built, tokens))
+    if entered is None or entered.shape[1] < length:
+        case.does_not_apply("no norm or linear map of it gets a sequence of d_model channels")
+    rows = entered[0, -length:].double()  # class and register tokens stand before
+    apart = (rows[:, None] - rows[None]).abs().amax(-1) + torch.eye(length, device=rows.device)
+    if float(apart.amax()) <= 1 and not bool((apart - torch.eye(length, device=rows.device)).any()):
+        case.does_not_apply("nothing is added before the first layer")
+    one, two = divmod(int(apart.argmin()), length)
+    case.require(
+        float(apart.min()) > 1e-6 * size_of(rows),
+        f"positions {one} and {two} get the same vector",
+        got=f"a difference of {float(apart.min()):.3g}",
+        expected="another vector at every position",
+        cause=lambda: _same_rows(apart),
+    )
+    case.witness()
+
+
+def _same_rows(apart: Tensor) -> str:
+    same = (apart == apart.min()).nonzero().tolist()
+    steps = sorted({abs(a - b) for a, b in same})
+    if steps == [1]:
+        return "neighbours share a vector: is a position halved, or cut to whole numbers?"
+    return f"vectors come again after {steps[0]} positions"

@@ -245,6 +245,27 @@ def untrained_row() -> Subject:
 
 
 @fault(
+    "PE-halved",
+    "Two neighbours share a position",
+    killed_by=("positions.distinct",),
+    cause="neighbours share a vector",
+)
+def halved_positions() -> Subject:
+    class Halved(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            return self.inner(x, positions // 2)
+
+    def change(built: nn.Module) -> None:
+        built.embedding.positions = Halved(built.embedding.positions)  # type: ignore[union-attr,arg-type,assignment]
+
+    return model(change, architecture="decoder", positions="learned")
+
+
+@fault(
     "DR05",
     "drop_path1 reused for the FFN branch",
     killed_by=("droppath.expectation",),

@@ -45,7 +45,12 @@ def memory_order() -> Subject:
     return self_attention(InOrder)
 
 
-@fault("instances-cache", "Tables are kept by length alone, for all instances", killed_by=("instances.isolated",))
+@fault(
+    "instances-cache",
+    "Tables are kept by length alone, for all instances",
+    killed_by=("instances.isolated",),
+    cause="after another instance ran",
+)
 def shared_cache() -> Subject:
     kept: dict[int, Tensor] = {}
 
