@@ -23,7 +23,7 @@ from veriformer.properties.narrowing import NarrowingWatch
 from veriformer.properties.noise import relative_tolerance, sensitivity
 from veriformer.properties.pool import Built, ModelPool
 from veriformer.properties.profiles import Settings
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject import KINDS, DrawnConfig, Subject
 from veriformer.properties.transcript import Recorder
 from veriformer.properties.violations import SubjectError, SubjectTimeoutError
 
@@ -238,11 +238,15 @@ class Workbench:
         return not floats or step * 1e-3 < moved < step * 1e3
 
     def is_deterministic_in_training(self, built: Built) -> bool:
-        """Whether train mode, without dropout, can be judged like eval mode: two equal calls agree."""
+        """Whether train mode, without dropout, can be judged like eval mode: equal calls agree.
+
+        On many copies of a batch: stochastic depth draws once a sample, and two samples would often agree by chance.
+        """
         key = (built.config, built.dtype)
         if key not in self._training:
             inputs = ordinary(self.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
-            tensors = [x.to(self.device) for x in inputs.tensors]
+            copies = 64 if KINDS[self.subject.kind].inputs != "other" else 1
+            tensors = [x.repeat(copies, *(1,) * (x.ndim - 1)).to(self.device) for x in inputs.tensors]
             if not isinstance(built.module, torch.nn.Module):
                 return False
             built.module.train()

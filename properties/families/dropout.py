@@ -12,6 +12,7 @@ from veriformer.properties.case import Case
 from veriformer.properties.compare import size_of
 from veriformer.properties.dropout_watch import DropoutWatch
 from veriformer.properties.inputs import Inputs, ordinary
+from veriformer.properties.module_parts import drop_paths
 from veriformer.properties.paths import Path
 from veriformer.properties.pool import Built
 from veriformer.properties.premises import excludes_fact, needs_part
@@ -138,6 +139,8 @@ def _stuck(again: list[Tensor]) -> str | None:
 def no_rate_no_dropout(case: Case) -> None:
     """Speaks of models that hand `dropout` on; what still differs is a rate written into the code."""
     half = _made(case, 0.5)
+    if any(rate > 0 for _, _, rate in drop_paths(half.module)):
+        case.does_not_apply("stochastic depth acts in train mode, whatever the rate of dropout")
     inputs, built = _inputs(case, half), _made(case, 0.0, half)
     _must_hand_on(case, half, built, inputs)
     expected = _call(case, built, inputs, training=False)

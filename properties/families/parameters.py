@@ -239,9 +239,9 @@ def every_parameter_is_connected(case: Case) -> None:
             parameter.copy_(case.normal(*kept.shape, dtype=kept.dtype) * (size_of(kept) or 1.0))
             moved = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
             parameter.copy_(kept)
-        changed = float((moved - output).abs().max())
+        changed = float((moved - output).detach().abs().max())
         case.require(
-            changed <= case.tolerance(built) * size_of(output),
+            changed <= case.tolerance(built) * size_of(output.detach()),
             f"the output depends on {name}, and its gradient is zero everywhere",
             got="a gradient of zeros",
             expected="a gradient: the output changes by " + f"{changed:.3g} with it",

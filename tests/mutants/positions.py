@@ -336,3 +336,44 @@ def swapped_sign() -> Subject:
         return numbers[bucket].permute(2, 0, 1)
 
     return _bias(function, positions="t5", bidirectional=False)
+
+
+@fault(
+    "RP02",
+    "Autocast silently lowers the frequency matmul",
+    killed_by=("rotary.precision",),
+    cause="no longer told apart",
+)
+def lowered_frequencies() -> Subject:
+    class Rotary(nn.Module):
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            half = x.shape[-1] // 2
+            rates = 10000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
+            angle = positions.float()[:, None] @ rates[None, :]  # a product: autocast takes it to bfloat16
+            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+    return Subject(
+        kind="rotary", build=lambda c: Rotary(), forward=lambda m, x, positions: m(x, positions),
+        declares={"layout": "halves"},
+    )  # fmt: skip
+
+
+@fault(
+    "RP13",
+    "Partial rotary slices the table on the wrong axis",
+    killed_by=("rotary.identity", "rotary.relative"),
+    cause="not rotated at all",
+)
+def sliced_in_time() -> Subject:
+    def rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
+        width = x.shape[-1] // 2 // 2 * 2
+        rates = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) * 2 / width)
+        table = torch.arange(int(positions.max()) + width + 1, dtype=torch.float64)[:, None] * rates
+        angle = table[: width // 2, :1].T  # the first rows, where the rows of `positions` are due
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        a, b = x[..., : width // 2], x[..., width // 2 : width]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., width:]], dim=-1)
+
+    return Subject(kind="rotary", forward=rotate, declares={"layout": "halves", "rotary_dim": 2}, domain={})

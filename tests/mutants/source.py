@@ -256,9 +256,7 @@ def _constants(node: ast.Constant) -> Iterator[tuple[str, ast.AST]]:
         yield f"{value} becomes {value + 1}", ast.Constant(value + 1)
         yield f"{value} becomes {value - 1}", ast.Constant(value - 1)
     elif isinstance(value, float):
-        yield f"{value:g} doubled", ast.Constant(2 * value)
-        if value == 0:
-            yield "0 becomes 1", ast.Constant(1.0)
+        yield (f"{value:g} doubled", ast.Constant(2 * value)) if value else ("0.0 becomes 1", ast.Constant(1.0))
 
 
 def _replace(function: ast.FunctionDef, place: Place, node: ast.AST | None) -> None:
