@@ -23,6 +23,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 import pandas as pd  # noqa: E402
+from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
 WANTED_MARGIN = 0.5
@@ -95,7 +96,7 @@ def collect(
     with (
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=200) as pool,
         store.open("a", encoding="utf-8") as file,
-        Progress() as progress,
+        Progress(console=Console(stderr=True)) as progress,
     ):
         bar = progress.add_task("judging", total=sum(map(len, waiting.values())))
         while time.monotonic() < deadline or running:
