@@ -222,7 +222,6 @@ def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, use_cac
     source="The chain rule; a model that sees ahead breaks it.",
     kinds=_KIND,
     level="extended",
-    requires=("causality.no-future-influence",),
     examples_factor=0.25,
     catches=("CM01",),
 )
