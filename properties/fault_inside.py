@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from veriformer.properties.injection import Forward, Injected
 from veriformer.properties.module_parts import is_norm
 
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum")
 _HIDDEN = -1e3  # a score, or a term added to scores, below this hides a key
 _POSITIONS = re.compile(r"(^|[._])(pos|posi\w*|pe|wpe|inv_freq|freqs\w*|rotary\w*|rope\w*)([._]|$)")
 
@@ -33,29 +34,47 @@ def mask_dropped(forward: Forward, share: float) -> Injected:
     return _masked(forward, torch.ones_like)
 
 
+def scale_dropped(forward: Forward, share: float) -> Injected:
+    """Multiply the scores of attention by sqrt(d_head), as if they were not divided by it."""
+    return _scaled(forward, lambda width, heads: width**0.5)
+
+
 def scale_of_the_model(forward: Forward, share: float) -> Injected:
-    """Divide the scores of attention by the square root of the number of heads too, as if by sqrt(d_model) in all."""
+    """Divide the scores of attention by sqrt(heads) too, as if by sqrt(d_model) in all."""
+    return _scaled(forward, lambda width, heads: heads**-0.5)
+
+
+def _scaled(forward: Forward, factor: Callable[[int, int], float]) -> Injected:
+    """Multiply scores by `factor(d_head, heads)`: where they are made, or as they enter a softmax."""
 
     def bound(name: str, given: dict[str, Any]) -> bool:
         if name == "scaled_dot_product_attention":
-            width, heads = given["query"].shape[-1], given["query"].shape[-3]
-            given["scale"] = (width**-0.5 if given["scale"] is None else given["scale"]) * heads**-0.5
-            return heads > 1
-        heads = given["num_heads"]
-        factor = torch.ones(3, given["embed_dim_to_check"], 1)
-        factor[0] = heads**-0.5
+            width, heads = given["query"].shape[-1], given["query"].shape[-3] if given["query"].ndim > 3 else 1
+            by = factor(width, heads)
+            given["scale"] = (width**-0.5 if given["scale"] is None else given["scale"]) * by
+            return by != 1
+        by = factor(given["embed_dim_to_check"] // given["num_heads"], given["num_heads"])
+        rows = torch.ones(3, given["embed_dim_to_check"], 1)
+        rows[0] = by
         for key, shape in (("in_proj_weight", (-1, 1)), ("in_proj_bias", (-1,))):
             if given[key] is not None:
-                given[key] = given[key] * factor.reshape(shape).to(given[key])
+                given[key] = given[key] * rows.reshape(shape).to(given[key])
         if given["q_proj_weight"] is not None:
-            given["q_proj_weight"] = given["q_proj_weight"] * heads**-0.5
-        return heads > 1
+            given["q_proj_weight"] = given["q_proj_weight"] * by
+        return by != 1
+
+    widths = [1]
 
     def product(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        scores = next((a for a in args if isinstance(a, Tensor)), None)
-        if name != "softmax" or scores is None or scores.ndim != 4 or scores.shape[1] < 2:
+        operand = next((a for a in args if isinstance(a, Tensor)), None)
+        if operand is None or operand.ndim != 4:
             return None
-        return (torch.where(scores < _HIDDEN, scores, scores * scores.shape[1] ** -0.5), *args[1:])
+        if name in _PRODUCTS:
+            widths[0] = operand.shape[-1]
+        by = factor(widths[0], operand.shape[1])
+        if name != "softmax" or by == 1:
+            return None
+        return (torch.where(operand < _HIDDEN, operand, operand * by), *args[1:])
 
     return _intercepting(forward, bound, product)
 

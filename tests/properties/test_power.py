@@ -76,6 +76,8 @@ def test_injection_never_alters_the_users_object(instance: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
+        ("torch:MultiheadAttention", "the scores of attention are not scaled"),
+        ("torch:scaled_dot_product_attention", "the scores of attention are not scaled"),
         ("torch:MultiheadAttention", "scores are divided by sqrt(d_model) in place of sqrt(d_head)"),
         ("torch:TransformerEncoder-causal", "inside attention the mask leaks by one key"),
         ("torch:TransformerEncoder-causal", "inside attention the causal mask is dropped"),
