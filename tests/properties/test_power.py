@@ -115,3 +115,10 @@ def test_every_fault_says_why_it_matters() -> None:
     for fault in faults.FAULTS.values():
         assert len(fault.matters) > 20
         assert fault.noticed_by
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_canaries_are_caught_in_every_dtype(dtype: torch.dtype) -> None:
+    found = send(KINDS, select(), Settings(profile="quick", dtypes=(dtype,)))
+    assert found["missed"] == []
+    assert found["sent"] == len(CANARIES)
