@@ -149,6 +149,8 @@ def _row_of(future: Future[dict[str, Any]], mutant: str, made: bool, seconds: fl
         told = f"did not end within {seconds:g} s"
     except ProcessExpired as problem:
         told = f"its process ended with status {problem.exitcode}"
+    except Exception as problem:  # of the broken code itself: it costs its own row
+        told = f"judging it raised {type(problem).__name__}: {problem}"
     return {
         "id": mutant, "origin": "source" if made else "zoo", "bug": None, "title": mutant, "killed_by": [],
         "errors": {"process": told}, "examples": {}, "seconds": seconds, "first_kill": None,

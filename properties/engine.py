@@ -132,6 +132,8 @@ class Judge:
                     self._bench.subject = self._bench.subject.with_facts(**facts)
             except (SubjectError, ValueError) as problem:
                 self._preflight = Preflight(error=str(problem))
+            except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
+                self._preflight = Preflight(error=f"looking at the subject raised {type(problem).__name__}: {problem}")
         return self._preflight
 
     def _blocker(self, prop: Property, ready: Preflight) -> str | None:
