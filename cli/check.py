@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from veriformer.cli.pool import Pool, RefusedError, Task
 from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
 from veriformer.properties.profiles import PROFILES
-from veriformer.properties.results import Counterexample, Report, Result, SubjectReport
+from veriformer.properties.reading import result_of
+from veriformer.properties.results import Report, Result, SubjectReport
+from veriformer.reports.formats import FORMATS, write_all
+from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.records import write_json, write_text
 from veriformer.reports.terminal import print_failure, print_report
 
@@ -34,8 +36,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--deviations", "deviations_file", type=click.Path(path_type=Path), help="TOML file of known deviations")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for report.json")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
+              help="folder for report.json, .html, .md, junit.xml and badge.svg")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["text", *FORMATS]), default="text", show_default=True)
+@click.option("--stable", is_flag=True, help="leave out what changes from run to run: times, the machine")
 @click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process on the CPU")
 @click.option("--call-seconds", default=30.0, show_default=True, help="limit for one call of the subject")
 @click.option("-v", "--verbose", is_flag=True, help="show every property, also those that do not apply")
@@ -52,6 +56,7 @@ def check(
     deviations_file: Path | None,
     out: Path | None,
     form: str,
+    stable: bool,
     max_memory: float,
     call_seconds: float,
     verbose: bool,
@@ -83,11 +88,11 @@ def check(
     report = run.report
     apply_deviations(report, deviations)
     folder = _write_counterexamples(report, out, settings)
-    record = report.to_json()
+    record = without_changing(report.to_json()) if stable else report.to_json()
     if out is not None:
-        write_json(out / "report.json", record)
-    if form == "json":
-        click.echo(json.dumps(record, indent=1))
+        write_all(record, out)
+    if form != "text":
+        click.echo(FORMATS[form][1](record), nl=False)
     else:
         console = Console(highlight=False, soft_wrap=True)
         whole = not only and not exclude  # of a part of the catalogue it says nothing that paths were not walked
@@ -152,11 +157,8 @@ class _Run:
         seconds = 2 * effort.property_seconds + 60  # a search may shrink for as long as it looked, then call once more
 
         def judged(answer: dict[str, Any]) -> None:
-            raw = answer["result"]
-            case = raw.pop("counterexample")
-            part.results.append(
-                Result(**_numbers(raw), counterexample=Counterexample(**_numbers(case)) if case else None)
-            )
+            part.results.append(result_of(answer["result"]))
+            part.seconds += part.results[-1].seconds
             part.probed = answer["probed"] or part.probed
             advance()
 
@@ -184,11 +186,6 @@ class _Run:
 
         every = list(found.values())
         return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]
-
-
-def _numbers(raw: dict[str, Any]) -> dict[str, Any]:
-    """Give back the NaN and infinities that JSON has no word for."""
-    return {k: float("nan") if v is None and k in ("error", "tolerance", "margin") else v for k, v in raw.items()}
 
 
 def _write_counterexamples(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:

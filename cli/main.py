@@ -9,12 +9,14 @@ import click
 
 from veriformer.cli.ablate import ablate
 from veriformer.cli.check import check
+from veriformer.cli.compare import compare
 from veriformer.cli.explain import explain
 from veriformer.cli.identify import identify
 from veriformer.cli.listing import list_properties
 from veriformer.cli.mutants import mutants
 from veriformer.cli.replay import replay
 from veriformer.cli.report import report
+from veriformer.cli.sweep import sweep
 
 USAGE = 3
 
@@ -28,7 +30,7 @@ def commands() -> None:
     """
 
 
-for _command in (check, identify, list_properties, explain, replay, mutants, ablate, report):
+for _command in (check, identify, list_properties, explain, replay, mutants, sweep, compare, ablate, report):
     commands.add_command(_command)
 
 

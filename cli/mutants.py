@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
 from veriformer.properties.profiles import PROFILES
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 
-_PRELOADED = ["torch", "hypothesis", "scipy.stats", "veriformer.tests.mutants.judging"]
+_JUDGING = "veriformer.tests.mutants.judging"
 
 
 @click.command()
@@ -49,7 +44,10 @@ def mutants(
 
     Exit status: 0 every mutant is killed, 1 one survives that is not known to be equivalent, 3 usage.
     """
+    from veriformer import properties, reference
+    from veriformer.tests import mutants as zoo
     from veriformer.tests.mutants import all_faults
+    from veriformer.tests.mutants.judging import judge_fault, judge_source
     from veriformer.tests.mutants.source import all_source_mutants
 
     wanted = {**dict.fromkeys(all_faults(), False), **dict.fromkeys(all_source_mutants(), True)}
@@ -58,16 +56,19 @@ def mutants(
     else:
         chosen = {i: made for i, made in wanted.items() if source or not made}
     err = Console(stderr=True)
-    store = _Store(out / "judged.jsonl", f"{profile} {seed} {_fingerprint()}")
+    store = JudgedStore(out / "judged.jsonl", f"{profile} {seed} {fingerprint((properties, reference, zoo))}")
     rows = {} if fresh else {i: row for i, row in store.read().items() if i in chosen}
     if rows:
         err.print(f"{len(rows)} of {len(chosen)} mutants were judged before ({store.path}); --fresh judges them again")
-    waiting = {i: made for i, made in chosen.items() if i not in rows}
+    calls: dict[str, Call] = {
+        i: (judge_source if made else judge_fault, (i, profile, seed)) for i, made in chosen.items() if i not in rows
+    }
+    way = Apart("mutants", workers or min(os.cpu_count() or 1, 4), mutant_seconds, preload=[_JUDGING])
     interrupted = False
     try:
-        for row in _judge(waiting, profile, seed, workers or min(os.cpu_count() or 1, 4), mutant_seconds, err):
-            store.append(row)
-            rows[row["id"]] = row
+        for name, row, told in way.run(calls, err):
+            rows[name] = row or _row(name, chosen[name], mutant_seconds, told)
+            store.append(name, rows[name])
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then; the same command goes on from there")
         interrupted = True
@@ -103,98 +104,9 @@ def _properties() -> list[dict[str, Any]]:
     return [{"id": p.id, "level": p.level} for p in catalogue().values()]
 
 
-def _judge(
-    waiting: Mapping[str, bool], profile: str, seed: int, workers: int, seconds: float, err: Console
-) -> Iterator[dict[str, Any]]:
-    """Yield the row of each mutant, judged in processes of their own: one that hangs or crashes costs its own row."""
-    from veriformer.tests.mutants.judging import judge_fault, judge_source
-
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(_PRELOADED)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    left = list(waiting.items())
-    running: dict[Future[dict[str, Any]], str] = {}
-    with (
-        Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress,
-        ProcessPool(max_workers=workers, max_tasks=1, context=context) as pool,
-    ):
-        bar = progress.add_task("mutants", total=len(left))
-        try:
-            while left or running:
-                while left and len(running) < workers + 1:
-                    mutant, made = left.pop(0)
-                    call = judge_source if made else judge_fault
-                    running[pool.schedule(call, args=(mutant, profile, seed), timeout=seconds)] = mutant
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    mutant = running.pop(future)
-                    progress.update(bar, advance=1, description=mutant[:40])
-                    yield _row_of(future, mutant, waiting[mutant], seconds)
-        except BaseException:
-            pool.stop()
-            raise
-
-
-def _row_of(future: Future[dict[str, Any]], mutant: str, made: bool, seconds: float) -> dict[str, Any]:
-    try:
-        return future.result()
-    except TimeoutError:
-        told = f"did not end within {seconds:g} s"
-    except ProcessExpired as problem:
-        told = f"its process ended with status {problem.exitcode}"
-    except Exception as problem:  # of the broken code itself: it costs its own row
-        told = f"judging it raised {type(problem).__name__}: {problem}"
+def _row(mutant: str, made: bool, seconds: float, told: str) -> dict[str, Any]:
+    """Return the row of a mutant whose process gave no answer."""
     return {
         "id": mutant, "origin": "source" if made else "zoo", "bug": None, "title": mutant, "killed_by": [],
         "errors": {"process": told}, "examples": {}, "seconds": seconds, "first_kill": None,
     }  # fmt: skip
-
-
-@dataclass
-class _Store:
-    """What was judged: a line of JSON a mutant, valid for one state of the code and one way to judge."""
-
-    path: Path
-    key: str
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        rows: dict[str, dict[str, Any]] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line at which an earlier run was interrupted
-            if isinstance(record, dict) and record.get("key") == self.key:
-                rows[record["row"]["id"]] = record["row"]
-        return rows
-
-    def append(self, row: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": self.key, "row": row}) + "\n")
-
-
-def _fingerprint() -> str:
-    """Return a digest of all code that a verdict depends on."""
-    import torch
-
-    from veriformer import properties, reference
-    from veriformer.tests import mutants as zoo
-
-    digest = hashlib.sha256(torch.__version__.encode())
-    for package in (properties, reference, zoo):
-        for file in _files([Path(p) for p in package.__path__]):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _files(folders: Sequence[Path]) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".jsonl", ".toml"))

@@ -1,28 +1,39 @@
-"""`veriformer report`: show and render a stored record again."""
+"""`veriformer report`: show and render a stored record again: of a check, a sweep or an ablation."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+
+from veriformer.reports.formats import FORMATS, write_all
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for page, tables and figures")
-def report(file: Path, out: Path | None) -> int:
-    """Show FILE, an `ablation.json`, and with --out write its page, tables and figures again.
+@click.option("--format", "form", type=click.Choice(["text", *FORMATS]), default="text", show_default=True,
+              help="of a report.json, on standard output")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for all formats, tables, figures")
+def report(file: Path, form: str, out: Path | None) -> int:
+    """Show FILE, a `report.json` or an `ablation.json`, and with --out write everything that is made of it.
 
-    Nothing in the file is executed.
+    Nothing in the file is executed. Exit status: that of the run that made it.
     """
     from veriformer.cli.ablate import show, status_of
+    from veriformer.properties.reading import whole
     from veriformer.reports.ablation import FORMAT, write_report
     from veriformer.reports.records import RecordError, read_json
+    from veriformer.reports.schema import insist
 
     try:
         record = read_json(file)
+        if str(record.get("schema", "")).startswith("veriformer-report/"):
+            insist(record, str(file))
+            return _show_report(whole(record), form, out)
         if record.get("format") != FORMAT:
-            raise RecordError(f"{file} has format {record.get('format')!r}; this command renders {FORMAT}")
+            raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
         try:
             show(record)
             if out is not None:
@@ -34,3 +45,23 @@ def report(file: Path, out: Path | None) -> int:
         raise click.UsageError(str(problem)) from None
     except OSError as problem:
         raise click.UsageError(f"{problem.filename or out}: {problem.strerror}; name another file or folder") from None
+
+
+def _show_report(record: dict[str, Any], form: str, out: Path | None) -> int:
+    from veriformer.properties.reading import report_of
+    from veriformer.reports.terminal import print_failure, print_report
+
+    if out is not None:
+        for path in write_all(record, out):
+            click.echo(f"written: {path}", err=form != "text")
+    if form != "text":
+        click.echo(FORMATS[form][1](record), nl=False)
+        return report_of(record).exit_status
+    console = Console(highlight=False, soft_wrap=True)
+    size = max((len(s["results"]) for s in record["subjects"]), default=0)
+    print_report(console, record, {}, size)
+    for subject in record["subjects"]:
+        for result in subject["results"]:
+            if result["outcome"] == "FAIL" and result.get("counterexample"):
+                print_failure(console, result, "", subject["name"], ".veriformer")
+    return report_of(record).exit_status

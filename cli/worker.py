@@ -24,7 +24,7 @@ def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -
     import torch
 
     torch.set_num_threads(1)
-    _limit_memory(memory_gib if settings["device"] == "cpu" else 0)
+    limit_memory(memory_gib if settings["device"] == "cpu" else 0)
     from veriformer.cli.questions import Answers
 
     answers = Answers(settings)
@@ -34,7 +34,8 @@ def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -
             connection.send(answers.answer(question, arguments))
 
 
-def _limit_memory(gib: float) -> None:
+def limit_memory(gib: float) -> None:
+    """Limit the address space of this process; 0 for no limit."""
     if gib <= 0:
         return
     try:

@@ -115,3 +115,13 @@ def size_of(value: Tensor) -> float:
     finite = finite[finite.isfinite()]
     size = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
     return size or 1.0
+
+
+def non_finite(value: Tensor) -> str:
+    """Say how many entries are not finite.
+
+    >>> non_finite(torch.tensor([1.0, float("nan")]))
+    '1 of 2 entries are NaN or infinite'
+    """
+    bad = int((~value.isfinite()).sum())
+    return f"{bad} of {value.numel()} entries are NaN or infinite"

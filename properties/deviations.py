@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.results import DEVIATION, FAIL, PASS, UNEXPECTED_PASS, Report
+from veriformer.properties.results import DEVIATION, ERROR, FAIL, PASS, UNEXPECTED_PASS, Report
 
 _KEYS = ("property", "subject", "reason", "link", "expires", "condition")
 _REQUIRED = ("property", "subject", "reason")
@@ -135,7 +135,7 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
 
 
 def apply_deviations(report: Report, deviations: Deviations) -> None:
-    """Turn declared failures into DEVIATION, and declared failures that pass into UNEXPECTED_PASS."""
+    """Turn declared failures and errors into DEVIATION, and those that hold after all into UNEXPECTED_PASS."""
     for entry in deviations.entries:
         if not entry.fits(report):
             continue
@@ -146,7 +146,7 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
                 if result.id != entry.property:
                     continue
                 link = f" ({entry.link})" if entry.link else ""
-                if result.outcome == FAIL:
+                if result.outcome in (FAIL, ERROR):
                     result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
                 elif result.outcome == PASS and not entry.is_shipped:
                     result.outcome = UNEXPECTED_PASS

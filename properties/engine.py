@@ -237,16 +237,22 @@ def run(
     started = time.perf_counter()
     report = Report([], settings.seed, settings.profile, settings.device)
     report.canaries = send((s.kind for s in subjects), properties, settings)
-    for subject in subjects:
-        part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
-        report.subjects.append(part)
-        judge = Judge(subject, settings)
-        for prop in properties:
-            part.results.append(result := judge.judge(prop))
-            if on_result is not None:
-                on_result(subject, result)
-        part.probed = judge.probed
-        part.power = judge.prove_power(properties)
-        part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
+    report.subjects += [judge_subject(subject, properties, settings, on_result) for subject in subjects]
     report.seconds = time.perf_counter() - started
     return report
+
+
+def judge_subject(
+    subject: Subject, properties: Sequence[Property], settings: Settings, on_result: OnResult | None = None
+) -> SubjectReport:
+    """Judge one subject by every property, in this process, and put faults into it; see `run`."""
+    part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
+    judge = Judge(subject, settings)
+    for prop in properties:
+        part.results.append(result := judge.judge(prop))
+        if on_result is not None:
+            on_result(subject, result)
+    part.probed = judge.probed
+    part.power = judge.prove_power(properties)
+    part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
+    return part

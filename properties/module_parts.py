@@ -31,7 +31,7 @@ def silence(module: nn.Module) -> int:
 def layer_lists(module: nn.Module, config: DrawnConfig) -> list[list[nn.Module]]:
     """Return the lists of layers: `ModuleList`s of `num_layers` different modules of one class, the outermost ones."""
     found: list[list[nn.Module]] = []
-    inside: set[int] = set()
+    inside: set[int] = _side_by_side(module, config.num_layers)
     for part in module.modules():
         if id(part) in inside or not isinstance(part, nn.ModuleList | nn.Sequential):
             continue
@@ -41,6 +41,18 @@ def layer_lists(module: nn.Module, config: DrawnConfig) -> list[list[nn.Module]]
         if len(layers) == config.num_layers >= 2 and alike:
             found.append(layers)
             inside |= {id(m) for m in part.modules()}
+    return found
+
+
+def _side_by_side(module: nn.Module, length: int) -> set[int]:
+    """Return the lists that one module holds several of (attentions, norms, feed-forwards): parts, not whole layers."""
+    found: set[int] = set()
+    for holder in module.modules():
+        if isinstance(holder, nn.ModuleList | nn.Sequential):
+            continue
+        lists = [m for m in holder.children() if isinstance(m, nn.ModuleList) and len(m._modules) == length >= 2]
+        if len(lists) > 1:
+            found |= {id(m) for m in lists}
     return found
 
 

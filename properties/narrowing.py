@@ -1,4 +1,4 @@
-"""Does a model that is moved to float64 really compute in it? Watches every operation for narrower results."""
+"""Watches of every operation of a forward: does it compute in float64, does it pick by the size of numbers."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ class NarrowingWatch(TorchDispatchMode):
         )
         self.is_narrow |= takes_wide and gives_narrow
         return result
+
+
+_CHOICES = ("topk", "argmax", "argmin", "sort", "argsort")
+
+
+class ChoiceWatch(TorchDispatchMode):
+    """Notes whether any operation picks among computed numbers while it is entered: experts of a token, keys of a query.
+
+    A pick between two nearly equal numbers may fall either way under rounding, and the output is another one then. In
+    half precision that happens in one of some hundred tokens, so no claim about such an output can be made there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_chosen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _CHOICES and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            self.has_chosen = True
+        return func(*args, **(kwargs or {}))

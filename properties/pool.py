@@ -84,7 +84,7 @@ class ModelPool:
                 ) from problem
         if isinstance(module, nn.Module):
             _refuse_unallocated(module)
-            module = module.to(device=self.device, dtype=dtype).eval()
+            module = module.to(self.device).to(dtype).eval()
             if not raw:
                 redraw_weights(module, WEIGHT_SEED)
         return Built(module, config, dtype, is_fresh=True)
@@ -97,7 +97,7 @@ class ModelPool:
         own = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
         if own == dtype and not copied:
             return module
-        return copy.deepcopy(module).to(device=self.device, dtype=dtype).eval()
+        return copy.deepcopy(module).to(self.device).to(dtype).eval()
 
 
 def _refuse_unallocated(module: nn.Module) -> None:

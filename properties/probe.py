@@ -20,7 +20,6 @@ from veriformer.properties.probing_behaviour import (
 )
 from veriformer.properties.probing_influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probing_structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
-from veriformer.properties.violations import BudgetSpent, NotSpokenOfError, SubjectError, VacuousCheckError, Violation
 from veriformer.properties.workbench import Workbench
 
 PROBES: Sequence[Probe] = (
@@ -80,5 +79,5 @@ def _seen(look: Probe, bench: Workbench) -> list[Finding]:
     try:
         with torch.random.fork_rng(devices=[]):
             return list(look(bench))
-    except (SubjectError, Violation, VacuousCheckError, NotSpokenOfError, BudgetSpent, RuntimeError, ValueError):
+    except Exception:  # whatever a subject's own hooks, gradients or copies raise: what is not seen is not known
         return []

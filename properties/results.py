@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class SubjectReport:
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
+        seconds: spent on it, by all processes together.
         results: one a property.
     """
 
@@ -119,6 +121,7 @@ class SubjectReport:
     probed: list[str] = field(default_factory=list)
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
@@ -209,6 +212,7 @@ class Report:
         return {
             "schema": SCHEMA,
             "versions": self.versions,
+            "environment": environment(),
             "seed": self.seed,
             "profile": self.profile,
             "device": self.device,
@@ -232,9 +236,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, int | str | bool | None) else str(value)
 
 
+def environment() -> dict[str, Any]:
+    """Return what of the machine a duration depends on."""
+    return {"platform": platform.platform(), "cores": os.cpu_count()}
+
+
 def versions(packages: Iterable[str] = ("veriformer", "torch", "hypothesis", "numpy")) -> dict[str, str]:
     """Return the versions that a result depends on, by name."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version()}
     for name in packages:
         try:
             found[name] = metadata.version(name)

@@ -44,12 +44,12 @@ def load(target: str) -> list[Subject]:
 
     place, colon, attribute = target.rpartition(":")
     group = place if colon else attribute
-    if group in adapters.groups():
+    if group in adapters.LIBRARIES:
         return _shipped(group, attribute if colon else "")
     if not colon:
         raise TargetError(
             f"{target!r} is no target; give package.module:attribute, path/file.py:attribute, "
-            f"or one of {', '.join(adapters.groups())}",
+            f"or one of {', '.join(adapters.LIBRARIES)}",
             is_usage=True,
         )
     module = _load_file(place) if place.endswith(".py") else _import(place)
@@ -62,12 +62,20 @@ def load(target: str) -> list[Subject]:
 def _shipped(group: str, name: str) -> list[Subject]:
     from veriformer.properties import adapters
 
-    known = adapters.shipped(group)
-    if name and name not in known:
+    try:
+        known = adapters.shipped(group)
+    except adapters.MissingLibraryError as problem:
+        raise TargetError(str(problem)) from problem
+    names = [name] if name else list(known)
+    try:
+        return [replace(known[n], target=f"{group}:{n}") for n in names]
+    except KeyError:
+        listed = ", ".join(list(known)[:30]) + (", ..." if len(known) > 30 else "")
         raise TargetError(
-            f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {', '.join(known)}", is_usage=True
-        )
-    return [replace(s, target=f"{group}:{n}") for n, s in known.items() if name in ("", n)]
+            f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {listed}", is_usage=True
+        ) from None
+    except Exception as problem:  # of the library itself, when it is asked for a class
+        raise TargetError(f"{group}:{name or '*'} cannot be made: {_blame(problem)}") from problem
 
 
 def _nearest(name: str, known: Any) -> str:

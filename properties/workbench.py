@@ -19,7 +19,7 @@ from veriformer.properties.compare import GAP, epsilon, size_of, worst_differenc
 from veriformer.properties.compiling import compiled as compile_call
 from veriformer.properties.compiling import why_not_compiled
 from veriformer.properties.inputs import has_ordinary_inputs, ordinary
-from veriformer.properties.narrowing import NarrowingWatch
+from veriformer.properties.narrowing import ChoiceWatch, NarrowingWatch
 from veriformer.properties.noise import relative_tolerance, sensitivity
 from veriformer.properties.pool import Built, ModelPool
 from veriformer.properties.profiles import Settings
@@ -84,6 +84,7 @@ class Workbench:
         self._dtypes: tuple[torch.dtype, ...] | None = None
         self._compiled: dict[int, Callable[..., Any]] = {}
         self._training: dict[tuple[DrawnConfig, torch.dtype], bool] = {}
+        self._chooses: dict[DrawnConfig, bool] = {}
 
     @property
     def compiles(self) -> bool:
@@ -226,8 +227,12 @@ class Workbench:
         try:
             built = self.pool.get(self.configs[0], torch.float64)
             inputs = ordinary(self.subject, built.config, torch.Generator().manual_seed(1), torch.float64)
+            tensors = [x.to(self.device) for x in inputs.tensors]
             with NarrowingWatch() as watch, torch.no_grad():
-                output = self.forward(built, *[x.to(self.device) for x in inputs.tensors], *inputs.extras)
+                output = self.forward(built, *tensors, *inputs.extras)
+                for backend in self.subject.backends.values():  # they must agree with the default one
+                    with backend():
+                        self.forward(built, *tensors, *inputs.extras)
             if watch.is_narrow or output.dtype != torch.float64 or not bool(output.isfinite().all()):
                 return False
             floats = built.module is not None or any(x.is_floating_point() for x in inputs.tensors)
@@ -236,6 +241,19 @@ class Workbench:
         except SubjectError:
             return False
         return not floats or step * 1e-3 < moved < step * 1e3
+
+    def makes_choices(self, built: Built) -> bool:
+        """Whether the model picks by the size of numbers it computed (experts, keys): half precision flips such picks."""
+        key = built.config
+        if key not in self._chooses:
+            inputs = ordinary(self.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+            try:
+                with ChoiceWatch() as watch, torch.no_grad():
+                    self.forward(built, *[x.to(self.device) for x in inputs.tensors], *inputs.extras)
+                self._chooses[key] = watch.has_chosen
+            except SubjectError:
+                self._chooses[key] = False
+        return self._chooses[key]
 
     def is_deterministic_in_training(self, built: Built) -> bool:
         """Whether train mode, without dropout, can be judged like eval mode: equal calls agree.

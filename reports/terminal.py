@@ -10,14 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from veriformer.reports.verdicts import WORDS
+
 _STYLE = {
     "PASS": "green", "FAIL": "bold red", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
-_WORDS = {
-    "PASS": "pass", "FAIL": "fail", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
-    "BLOCKED": "blocked", "VACUOUS": "vacuous", "ERROR": "error", "TIMEOUT": "timeout",
-}  # fmt: skip
+_WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
 
 
 def summary(subject: Mapping[str, Any], catalogue: int) -> str:

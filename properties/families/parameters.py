@@ -162,17 +162,18 @@ def tying_survives(case: Case) -> None:
     """Matrices of V x D are counted by identity; a copy made once drifts apart at the first step."""
     built = case.built(fresh=True)
     module, config = _is_module(case, built), built.config
-    shape = (config.vocab_size, config.d_model)
+    inputs = ordinary(case.subject, config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    output = case.call(built, *tensors)
+    shape = (max(config.vocab_size, output.shape[-1]), config.d_model)  # a vocabulary may have rows that are never drawn
 
     def matrices(of: nn.Module) -> int:
         return len({id(p) for p in of.parameters() if tuple(p.shape) == shape})
 
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
-    inputs = ordinary(case.subject, config, case.generator, built.dtype)
-    tensors = [x.to(case.bench.device) for x in inputs.tensors]
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
-    case.call(built, *tensors).square().mean().backward()
+    output.square().mean().backward()
     optimiser.step()
     twin = copy.deepcopy(module)
     twin.load_state_dict(module.state_dict())

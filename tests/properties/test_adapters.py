@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from broken_models import TinyLanguageModel
 from veriformer.properties import Subject, check
-from veriformer.properties.adapters import as_subject, groups, shipped
+from veriformer.properties.adapters import as_subject, shipped
 from veriformer.properties.subject import DrawnConfig
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 
-SHIPPED = {f"{group}:{name}": subject for group in groups() for name, subject in shipped(group).items()}
+SHIPPED = {f"{group}:{name}": subject for group in ("reference", "torch") for name, subject in shipped(group).items()}
 
 
 @pytest.mark.parametrize("subject", SHIPPED.values(), ids=list(SHIPPED))

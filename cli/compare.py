@@ -1,0 +1,65 @@
+"""`veriformer compare`: several reports in one table, and what changed between them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from veriformer.properties.reading import whole
+from veriformer.reports.compliance import changes, compliance, markdown, merged, page, print_compliance
+from veriformer.reports.records import RecordError, write_text
+from veriformer.reports.schema import read_report
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="REPORT.json...")
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="file to write instead of standard output")
+def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
+    """Table the subjects of all reports, and list what changed for subjects that stand in several of them.
+
+    Exit status: 0 nothing that held in an earlier file fails in a later one, 1 something does, 3 usage.
+    """
+    try:
+        records = [(str(path), whole(read_report(path))) for path in files]
+    except RecordError as problem:
+        raise click.UsageError(str(problem)) from None
+    table = compliance(merged(records))
+    changed = changes(records)
+    command = f"veriformer compare {' '.join(map(str, files))}"
+    if form == "text" and out is None:
+        console = Console(highlight=False, soft_wrap=True)
+        print_compliance(console, table)
+        for change in changed:
+            style = "bold red" if change["worse"] else "green"
+            console.print(Text(_told(change), style=style))
+    else:
+        text = {
+            "markdown": lambda: markdown(table, command) + _list(changed),
+            "html": lambda: page(table, command, changed),
+            "json": lambda: json.dumps({"table": table, "changes": changed}, indent=1) + "\n",
+            "text": lambda: markdown(table, command) + _list(changed),
+        }[form]()
+        if out is None:
+            click.echo(text, nl=False)
+        else:
+            write_text(out, text)
+    return int(any(change["worse"] for change in changed))
+
+
+def _told(change: dict[str, Any]) -> str:
+    return (
+        f"{change['name']} {change['id']}: {change['before']} in {change['from']}, {change['after']} in {change['to']}"
+        + (f": {change['reason']}" if change["reason"] else "")
+    )
+
+
+def _list(changed: list[dict[str, Any]]) -> str:
+    if not changed:
+        return ""
+    return "\n".join(["", "## Changes", "", *(f"- {_told(change)}" for change in changed), ""])

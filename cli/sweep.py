@@ -1,0 +1,144 @@
+"""`veriformer sweep`: every known model of the installed libraries, judged by every property that applies."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
+from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
+from veriformer.properties.profiles import PROFILES
+from veriformer.properties.reading import subject_of
+from veriformer.properties.results import Report
+from veriformer.reports.compliance import compliance, print_compliance, write_compliance
+from veriformer.reports.records import write_json
+
+_SHARED_PROCESS = 25  # models that share a process, so that a library is not imported anew for each
+
+
+@click.command()
+@click.argument("libraries", nargs=-1, metavar="[LIBRARY[:NAME]...]")
+@click.option("--level", type=click.Choice(["core", "all"]), default="all", show_default=True)
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
+@click.option("--deviations", "deviations_file", type=click.Path(path_type=Path), help="TOML file of known deviations")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path(".veriformer/sweep"),
+              show_default=True, help="folder for report.json, compliance.md, .html and .csv; a second run goes on from there")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
+@click.option("--model-seconds", default=180.0, show_default=True, help="limit for one model")
+@click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process")
+def sweep(
+    libraries: tuple[str, ...],
+    level: str,
+    profile: str,
+    seed: int,
+    workers: int | None,
+    deviations_file: Path | None,
+    out: Path,
+    form: str,
+    fresh: bool,
+    model_seconds: float,
+    max_memory: float,
+) -> int:
+    """Judge all models of LIBRARIES (default: every installed one), each in a process of its own, and table them.
+
+    Exit status: 0 nothing fails that is not a declared deviation, 1 something does, 2 nothing could be judged, 3 usage.
+    """
+    from veriformer import properties, reference
+
+    err = Console(stderr=True)
+    try:
+        deviations = read_deviations(deviations_file)
+    except DeviationsError as problem:
+        raise click.UsageError(str(problem)) from None
+    started = time.perf_counter()
+    size = workers or min(os.cpu_count() or 1, 4)
+    way = Apart("models", size, model_seconds, tasks_a_process=_SHARED_PROCESS)
+    targets, versions = _targets(libraries, way, err)
+    key = f"{level} {profile} {seed} {sorted(versions.items())} {fingerprint((properties, reference))}"
+    store = JudgedStore(out / "judged.jsonl", key)
+    rows = {} if fresh else {t: row for t, row in store.read().items() if t in targets}
+    if rows:
+        err.print(f"{len(rows)} of {len(targets)} models were judged before ({store.path}); --fresh judges them again")
+    interrupted = False
+    from veriformer.cli.sweeping import judge_canaries, judge_target
+
+    try:
+        calls: dict[str, Call] = {
+            t: (judge_target, (t, level, profile, seed, max_memory)) for t in targets if t not in rows
+        }
+        suspects: dict[str, Call] = {}
+        for target, row, told in way.run(calls, err):
+            if _may_be_a_neighbour(row, told):
+                suspects[target] = calls[target]
+                continue
+            rows[target] = row or {"subject": None, "error": told}
+            store.append(target, rows[target])
+        for target, row, told in replace(way, tasks_a_process=1).run(suspects, err):
+            rows[target] = row or {"subject": None, "error": told}
+            store.append(target, rows[target])
+    except KeyboardInterrupt:
+        err.print("interrupted: what follows is what was known by then; the same command goes on from there")
+        interrupted = True
+    report = Report([], seed, profile)
+    report.versions |= versions
+    report.subjects += [subject_of(rows[t]["subject"]) for t in targets if t in rows and rows[t]["subject"]]
+    if report.subjects and not interrupted:
+        kinds = sorted({s.kind for s in report.subjects})
+        for _, answer, told in way.run({"canaries": (judge_canaries, (kinds, level, profile, seed))}, err):
+            report.canaries = answer or {"sent": 1, "caught": 0, "missed": [told]}
+    report.seconds = time.perf_counter() - started
+    apply_deviations(report, deviations)
+    record = report.to_json()
+    unbuilt = {t: rows[t]["error"] for t in targets if t in rows and not rows[t]["subject"]}
+    record["not_judged"] = unbuilt
+    write_json(out / "report.json", record)
+    table = compliance(record)
+    write_compliance(table, out)
+    if form == "json":
+        click.echo(json.dumps(record, indent=1))
+    else:
+        print_compliance(Console(highlight=False, soft_wrap=True), table)
+        click.echo(f"written: {out / 'report.json'}, compliance.md, compliance.html, compliance.csv")
+    return 130 if interrupted else report.exit_status
+
+
+def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
+    """Whether a model that ran in the same process before may be to blame; it is judged again, alone, then."""
+    why = told or (row or {}).get("error", "")
+    return any(word in why for word in ("process ended", "memory", "bad_alloc", "MemoryError"))
+
+
+def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
+    """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
+    from veriformer.cli.sweeping import names_of
+    from veriformer.properties.adapters import LIBRARIES
+
+    for word in libraries:
+        if word.partition(":")[0] not in LIBRARIES:
+            raise click.UsageError(f"there is no library {word!r}; the libraries are: {', '.join(LIBRARIES)}")
+    wanted = [w for w in libraries if ":" not in w] if libraries else list(LIBRARIES)
+    single = [w for w in libraries if ":" in w]
+    found: dict[str, list[str]] = {}
+    versions: dict[str, str] = {}
+    asked = dict.fromkeys([*wanted, *(w.partition(":")[0] for w in single)])
+    for library, answer, told in way.run({w: (names_of, (w,)) for w in asked}, err):
+        why = told or (answer or {}).get("error", "")
+        if why and library in libraries:
+            raise click.UsageError(why)
+        if why:
+            err.print(f"left out: {why}", style="yellow", markup=False)
+            continue
+        found[library] = [f"{library}:{name}" for name in (answer or {})["names"]]
+        versions |= (answer or {})["versions"]
+    targets = [t for library in wanted for t in found.get(library, ())]
+    return list(dict.fromkeys([*targets, *single])), versions

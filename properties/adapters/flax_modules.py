@@ -1,0 +1,158 @@
+"""flax: attention, norms and stacks of both its interfaces, linen and nnx, as torch modules through arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from veriformer.properties.adapters.jax_arrays import JaxModule
+from veriformer.properties.adapters.plain_calls import call, causal_mask
+from veriformer.properties.subject import Subject
+
+
+def build_linen_attention(config: Any, **options: Any) -> nn.Module:
+    """Return linen's multi-head attention; called with x and a mask `[B, 1, T, S]`."""
+    import jax
+    import jax.numpy as jnp
+    from flax import linen
+
+    layer = linen.MultiHeadDotProductAttention(
+        num_heads=config.num_heads, qkv_features=config.d_model, deterministic=True, **options
+    )
+    start = jnp.zeros((1, 2, config.d_model))
+    params = layer.init(jax.random.key(0), start, start)
+
+    def apply(params: Any, x: Any, memory: Any, mask: Any = None) -> Any:
+        return _typed(layer, x).apply(params, x, memory, mask=mask)
+
+    return JaxModule(params, apply)
+
+
+def _typed(layer: Any, x: Any) -> Any:
+    return layer.clone(dtype=x.dtype)
+
+
+def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
+    """Return a pre-LN block of linen's layers, as flax's own examples write it."""
+    import jax
+    import jax.numpy as jnp
+    from flax import linen
+
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any, mask: Any = None) -> Any:
+            attention = linen.MultiHeadDotProductAttention(config.num_heads, deterministic=True, dtype=x.dtype)
+            if causal:
+                past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))[None, None]
+                mask = past if mask is None else mask & past
+            x = x + attention(linen.LayerNorm(dtype=x.dtype)(x), mask=mask)
+            inner = linen.gelu(linen.Dense(config.d_ff, dtype=x.dtype)(linen.LayerNorm(dtype=x.dtype)(x)))
+            return x + linen.Dense(config.d_model, dtype=x.dtype)(inner)
+
+    block = Block()
+    params = block.init(jax.random.key(0), jnp.zeros((1, 2, config.d_model)))
+    return JaxModule(params, lambda params, x, mask=None: block.apply(params, x, mask))
+
+
+def build_linen_norm(config: Any, name: str) -> nn.Module:
+    """Return a norm of linen."""
+    import jax
+    import jax.numpy as jnp
+    from flax import linen
+
+    layer = getattr(linen, name)()
+    params = layer.init(jax.random.key(0), jnp.zeros((1, 2, config.d_model)))
+    return JaxModule(params, lambda params, x: _typed(layer, x).apply(params, x))
+
+
+def build_nnx_attention(config: Any, **options: Any) -> nn.Module:
+    """Return nnx's multi-head attention."""
+    from flax import nnx
+
+    layer = nnx.MultiHeadAttention(
+        num_heads=config.num_heads, in_features=config.d_model, decode=False, deterministic=True, rngs=nnx.Rngs(0),
+        **options,
+    )  # fmt: skip
+    graph, params, rest = nnx.split(layer, nnx.Param, ...)
+
+    def apply(params: Any, x: Any, memory: Any, mask: Any = None) -> Any:
+        return nnx.merge(graph, params, rest)(x, memory, mask=mask)
+
+    return JaxModule(params, apply)
+
+
+def build_nnx_norm(config: Any, name: str) -> nn.Module:
+    """Return a norm of nnx."""
+    from flax import nnx
+
+    graph, params, rest = nnx.split(getattr(nnx, name)(config.d_model, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    return JaxModule(params, lambda params, x: nnx.merge(graph, params, rest)(x))
+
+
+def attend(model: Any, x: Any, attention_mask: Any = None, causal: bool = False) -> Any:
+    """Attend from x `[B, T, D]` to itself; attention_mask True = may attend, `[B, T]` or pairwise."""
+    mask = _pairs(x, attention_mask, causal)
+    return model(x, x) if mask is None else model(x, x, mask)
+
+
+def attend_across(model: Any, x: Any, memory: Any, memory_mask: Any = None) -> Any:
+    """Attend from x `[B, T, D]` to memory `[B, S, D]`."""
+    if memory_mask is None:
+        return model(x, memory)
+    return model(x, memory, memory_mask[:, None, None, :].expand(-1, 1, x.shape[1], -1))
+
+
+def call_block(model: Any, x: Any, attention_mask: Any = None) -> Any:
+    """Call a block on x `[B, T, D]`."""
+    mask = _pairs(x, attention_mask, causal=False)
+    return model(x) if mask is None else model(x, mask)
+
+
+def _pairs(x: Any, attention_mask: Any, causal: bool) -> Any:
+    """Return a mask `[B, 1, T, T]`, True = may attend, or None."""
+    length = x.shape[1]
+    mask = causal_mask(length, x.device)[None, None].expand(x.shape[0], 1, -1, -1) if causal else None
+    if attention_mask is not None:
+        padding = attention_mask.shape == x.shape[:2]
+        given = attention_mask[:, None, None, :] if padding else attention_mask.expand(len(x), -1, -1)[:, None]
+        given = given.expand(len(x), 1, length, length)
+        mask = given if mask is None else mask & given
+    return mask
+
+
+def _attention(label: str, build: Any, causal: bool = False, **facts: Any) -> Subject:
+    return Subject(
+        kind="self_attention", name=f"flax {label}", build=build, forward=partial(attend, causal=causal),
+        mask_forms=("padding", "pairwise"), declares={"causal": causal, "positions": "none", **facts},
+    )  # fmt: skip
+
+
+SHIPPED = {
+    "linen-attention": _attention("linen.MultiHeadDotProductAttention", build_linen_attention),
+    "linen-attention-causal": _attention("linen.MultiHeadDotProductAttention (causal)", build_linen_attention, causal=True),
+    "linen-attention-qk-norm": _attention("linen.MultiHeadDotProductAttention (normalize_qk)",
+                                          partial(build_linen_attention, normalize_qk=True), query_key_norm=True),
+    "linen-attention-cross": Subject(
+        kind="cross_attention", name="flax linen.MultiHeadDotProductAttention (cross)", build=build_linen_attention,
+        forward=attend_across,
+    ),
+    "linen-block": Subject(kind="layer", name="flax linen block", build=build_linen_block, forward=call_block,
+                           mask_forms=("padding",), declares={"causal": False, "positions": "none"}),
+    "linen-block-causal": Subject(kind="layer", name="flax linen block (causal)",
+                                  build=partial(build_linen_block, causal=True), forward=call_block,
+                                  mask_forms=("padding",), declares={"causal": True, "positions": "none"}),
+    "linen-layer-norm": Subject(kind="norm", name="flax linen.LayerNorm", build=partial(build_linen_norm, name="LayerNorm"),
+                                forward=call, declares={"norm": "layer"}),
+    "linen-rms-norm": Subject(kind="norm", name="flax linen.RMSNorm", build=partial(build_linen_norm, name="RMSNorm"),
+                              forward=call, declares={"norm": "rms"}),
+    "nnx-attention": _attention("nnx.MultiHeadAttention", build_nnx_attention),
+    "nnx-attention-causal": _attention("nnx.MultiHeadAttention (causal)", build_nnx_attention, causal=True),
+    "nnx-attention-qk-norm": _attention("nnx.MultiHeadAttention (normalize_qk)",
+                                        partial(build_nnx_attention, normalize_qk=True), query_key_norm=True),
+    "nnx-layer-norm": Subject(kind="norm", name="flax nnx.LayerNorm", build=partial(build_nnx_norm, name="LayerNorm"),
+                              forward=call, declares={"norm": "layer"}),
+    "nnx-rms-norm": Subject(kind="norm", name="flax nnx.RMSNorm", build=partial(build_nnx_norm, name="RMSNorm"),
+                            forward=call, declares={"norm": "rms"}),
+}  # fmt: skip

@@ -1,0 +1,41 @@
+"""Documented conventions of model families in Hugging Face transformers, by model type; each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FACTS: Mapping[str, Mapping[str, Any]] = {
+    "cpmant": {"causal": False},  # marks the whole input as context, which sees itself both ways
+    "hrm_text": {"shared_layers": True},  # hierarchical reasoning: the same layers are applied again and again
+}
+"""Model type to facts. What is not here is probed."""
+
+SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "codegen": {"num_heads": (4,)},  # its heads are split over four parts of the released TPU layout
+}
+"""Model type to sizes that it is limited to."""
+
+ENCODERS = frozenset({"cpmant"})
+"""Model types registered for language modelling whose stack is called as an encoder."""
+
+WITHOUT_MASK = frozenset({"cpmant"})  # its attention_mask is a placeholder; padding is told by the token 0
+"""Model types that take `attention_mask` and do not read it, by their documentation."""
+
+OTHER_INPUTS = frozenset({
+    "fuyu",  # images
+    "gemma4_assistant", "gemma4_unified_assistant",  # draft models: states of the model they draft for
+    "encoder-decoder",  # put together from two other models
+})  # fmt: skip
+"""Model types that are registered for text and need something else."""
+
+NOT_BY_EMBEDDINGS = frozenset({
+    "gemma4_text",  # raises without input_ids: its layers embed the tokens again
+    "deepseek_v4",  # its first layers choose experts by a hash of the token ids
+})  # fmt: skip
+"""Model types for which `inputs_embeds` alone is documented not to be an entry."""
+
+
+def declared_facts(model_type: str) -> dict[str, Any]:
+    """Return what is declared of a model type."""
+    return dict(FACTS.get(model_type, {}))

@@ -1,0 +1,79 @@
+"""keras-hub with the torch backend: its encoder and decoder layers and its positions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from veriformer.properties.adapters.keras_layers import keras_on_torch, with_weights
+from veriformer.properties.subject import Subject
+
+
+def _hub() -> Any:
+    keras_on_torch()
+    import keras_hub
+
+    return keras_hub
+
+
+def build_encoder(config: Any, **options: Any) -> nn.Module:
+    """Return keras-hub's encoder layer."""
+    made = _hub().layers.TransformerEncoder(config.d_ff, config.num_heads, dropout=config.dropout, **options)
+    return with_weights(made, (1, 2, config.d_model))
+
+
+def build_decoder(config: Any, **options: Any) -> nn.Module:
+    """Return keras-hub's decoder layer, without a memory."""
+    made = _hub().layers.TransformerDecoder(config.d_ff, config.num_heads, dropout=config.dropout, **options)
+    return with_weights(made, (1, 2, config.d_model))
+
+
+def build_sinusoids(config: Any) -> nn.Module:
+    """Return keras-hub's sinusoidal positions."""
+    return _hub().layers.SinePositionEncoding()  # type: ignore[no-any-return]
+
+
+def build_rotary(config: Any) -> nn.Module:
+    """Return keras-hub's rotary positions."""
+    return _hub().layers.RotaryEmbedding(sequence_axis=2, feature_axis=3)  # type: ignore[no-any-return]
+
+
+def run_encoder(model: Any, x: Any, attention_mask: Any = None) -> Any:
+    """Call an encoder layer; padding_mask `[B, T]` True = may attend."""
+    return model(x, padding_mask=attention_mask, training=model.training)
+
+
+def run_decoder(model: Any, x: Any, attention_mask: Any = None) -> Any:
+    """Call a decoder layer; padding_mask `[B, T]` True = may attend."""
+    return model(x, decoder_padding_mask=attention_mask, training=model.training)
+
+
+def sinusoids(model: Any, length: int) -> Any:
+    """Return the table `[T, D]`; the width is that of the configurations drawn."""
+    return model(torch.zeros(1, length, 8))[0]
+
+
+def rotate(model: Any, x: Any, positions: Any) -> Any:
+    """Rotate x `[B, H, T, K]` at the given positions."""
+    return model(x, positions=positions)
+
+
+_PLAIN = {"causal": False, "positions": "none"}
+SHIPPED = {
+    "encoder": Subject(kind="layer", name="keras-hub TransformerEncoder", build=build_encoder, forward=run_encoder,
+                       mask_forms=("padding",), declares={**_PLAIN, "norm_placement": "post"}),
+    "encoder-pre": Subject(kind="layer", name="keras-hub TransformerEncoder (pre-LN)",
+                           build=partial(build_encoder, normalize_first=True), forward=run_encoder,
+                           mask_forms=("padding",), declares={**_PLAIN, "norm_placement": "pre"}),
+    "decoder": Subject(kind="layer", name="keras-hub TransformerDecoder", build=build_decoder, forward=run_decoder,
+                       mask_forms=("padding",), declares={"causal": True, "positions": "none"}),
+    "decoder-pre": Subject(kind="layer", name="keras-hub TransformerDecoder (pre-LN)",
+                           build=partial(build_decoder, normalize_first=True), forward=run_decoder,
+                           mask_forms=("padding",), declares={"causal": True, "positions": "none"}),
+    "sinusoidal": Subject(kind="positions", name="keras-hub SinePositionEncoding", build=build_sinusoids,
+                          forward=sinusoids, domain={"d_model": (8,)}),
+    "rotary": Subject(kind="rotary", name="keras-hub RotaryEmbedding", build=build_rotary, forward=rotate),
+}  # fmt: skip

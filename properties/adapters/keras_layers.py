@@ -1,0 +1,100 @@
+"""keras with the torch backend: their layers are torch modules once that backend is chosen."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from veriformer.properties.adapters.plain_calls import call
+from veriformer.properties.subject import Subject
+
+
+def keras_on_torch() -> Any:
+    """Import keras with the torch backend, or say that it runs on another one."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+
+    if keras.backend.backend() != "torch":
+        raise RuntimeError(
+            f"keras runs on {keras.backend.backend()!r}; set KERAS_BACKEND=torch before it is imported, so that its "
+            "layers are torch modules"
+        )
+    return keras
+
+
+def with_weights(layer: Any, *shapes: tuple[Any, ...]) -> nn.Module:
+    """Make the weights of a layer by a call on the CPU."""
+    layer(*[torch.zeros(shape) for shape in shapes])
+    for parameter in layer.parameters():
+        parameter.requires_grad_(True)
+    return layer  # type: ignore[no-any-return]
+
+
+def build_attention(config: Any, layer: str = "MultiHeadAttention", **options: Any) -> nn.Module:
+    """Return an attention layer of the drawn sizes."""
+    keras = keras_on_torch()
+    options = {name: value(config) if callable(value) else value for name, value in options.items()}
+    if layer == "MultiHeadAttention":
+        made = keras.layers.MultiHeadAttention(config.num_heads, config.d_head, dropout=config.dropout, **options)
+    else:
+        made = keras.layers.GroupQueryAttention(config.d_head, config.num_heads, dropout=config.dropout, **options)
+    return with_weights(made, (1, 2, config.d_model), (1, 2, config.d_model))
+
+
+def build_norm(config: Any, name: str) -> nn.Module:
+    """Return a norm of the drawn width."""
+    return with_weights(getattr(keras_on_torch().layers, name)(), (1, 2, config.d_model))
+
+
+def build_softmax(config: Any) -> nn.Module:
+    """Return the softmax layer."""
+    return keras_on_torch().layers.Softmax()  # type: ignore[no-any-return]
+
+
+def attend(model: Any, x: Any, attention_mask: Any = None, causal: bool = False) -> Any:
+    """Attend from x `[B, T, D]` to itself; attention_mask True = may attend, `[B, T]` or pairwise."""
+    mask = None
+    if attention_mask is not None:
+        wide = attention_mask[:, None, :] if attention_mask.shape == x.shape[:2] else attention_mask
+        mask = wide.expand(len(x), x.shape[1], x.shape[1])
+    return model(x, x, attention_mask=mask, use_causal_mask=causal, training=model.training)
+
+
+def attend_across(model: Any, x: Any, memory: Any, memory_mask: Any = None) -> Any:
+    """Attend from x `[B, T, D]` to memory `[B, S, D]`."""
+    mask = None if memory_mask is None else memory_mask[:, None, :].expand(-1, x.shape[1], -1)
+    return model(x, memory, attention_mask=mask, training=model.training)
+
+
+def softmax(model: Any, scores: Any) -> Any:
+    """Call the softmax layer over the last axis."""
+    return model(scores)
+
+
+def _attention(label: str, causal: bool = False, **options: Any) -> Subject:
+    return Subject(
+        kind="self_attention", name=f"keras {label}", build=partial(build_attention, **options),
+        forward=partial(attend, causal=causal), mask_forms=("padding", "pairwise"),
+        declares={"causal": causal, "positions": "none"},
+    )  # fmt: skip
+
+
+SHIPPED = {
+    "attention": _attention("MultiHeadAttention"),
+    "attention-no-bias": _attention("MultiHeadAttention (no bias)", use_bias=False),
+    "attention-causal": _attention("MultiHeadAttention (causal)", causal=True),
+    "attention-grouped": _attention("GroupedQueryAttention", layer="GroupQueryAttention",
+                                    num_key_value_heads=lambda c: 1 if c.num_heads % 2 else c.num_heads // 2),
+    "attention-cross": Subject(kind="cross_attention", name="keras MultiHeadAttention (cross)", build=build_attention,
+                               forward=attend_across),
+    "softmax": Subject(kind="softmax", name="keras Softmax", build=build_softmax, forward=softmax),
+    "layer-norm": Subject(kind="norm", name="keras LayerNormalization",
+                          build=partial(build_norm, name="LayerNormalization"), forward=call, declares={"norm": "layer"}),
+    "rms-norm": Subject(kind="norm", name="keras RMSNormalization", build=partial(build_norm, name="RMSNormalization"),
+                        forward=call, declares={"norm": "rms"}),
+}  # fmt: skip

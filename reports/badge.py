@@ -1,0 +1,32 @@
+"""A report as an SVG badge: `veriformer | core 42/42`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from veriformer.reports.page import render
+from veriformer.reports.verdicts import TROUBLES, core, is_void, results
+
+_GREEN, _AMBER, _RED, _GREY = "#2f7d4f", "#9a6700", "#b3261e", "#6e7781"
+_LETTER = 6.6  # width of an average letter of 11 px Verdana, in pixels
+
+
+def badge(record: Mapping[str, Any]) -> str:
+    """Return the SVG: how many core properties hold, green if all that applies does.
+
+    Args:
+        record: under `veriformer-report/1`.
+    """
+    holds, applicable = core(record)
+    if is_void(record):
+        text, colour = "void", _GREY
+    elif not applicable:
+        text, colour = "nothing judged", _GREY
+    else:
+        text = f"core {holds}/{applicable}"
+        troubled = any(r["outcome"] in TROUBLES for _, r in results(record))
+        deviates = any(r["outcome"] == "DEVIATION" for _, r in results(record))
+        colour = _RED if troubled else _AMBER if deviates else _GREEN
+    left, right = (round(_LETTER * len(words) + 12) for words in ("veriformer", text))
+    return render("badge.svg.j2", text=text, colour=colour, left=left, right=right)

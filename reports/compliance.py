@@ -1,0 +1,213 @@
+"""Many implementations in one table: rows models, columns families of properties; as Markdown, CSV and one HTML file."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+from tabulate import tabulate
+
+from veriformer.reports.page import render
+from veriformer.reports.records import write_text
+from veriformer.reports.verdicts import TROUBLES, name_of, results
+
+_MARKS = {"FAIL": "✗", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
+          "BLOCKED": "b"}  # fmt: skip
+LEGEND = (
+    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `e` raised, `t` time "
+    "was up, `b` blocked by another, `v` nothing was shown, `u` declared as a deviation and holds; `–` none applies."
+)
+
+
+def compliance(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a report: `families`, `rows`, `deviations`, `troubles`, and what it was made of.
+
+    Args:
+        record: under `veriformer-report/1`.
+    """
+    rows = [_row(subject) for subject in record["subjects"]]
+    order = {r["id"].partition(".")[0]: None for s in record["subjects"] for r in s["results"]}
+    used = {family for row in rows for family in row["cells"]}
+    return {
+        "families": [family for family in order if family in used],
+        "rows": rows,
+        "deviations": _told(record, ("DEVIATION",)),
+        "troubles": _told(record, TROUBLES),
+        "not_judged": dict(record.get("not_judged", {})),
+        "versions": record["versions"],
+        "profile": record["profile"],
+        "seed": record["seed"],
+        "device": record["device"],
+        "seconds": record.get("seconds"),
+        "canaries": record.get("canaries"),
+    }
+
+
+def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
+    cells: dict[str, Counter[str]] = {}
+    for result in subject["results"]:
+        if result["outcome"] != "NOT_APPLICABLE":
+            cells.setdefault(result["id"].partition(".")[0], Counter())[result["outcome"]] += 1
+    total = Counter(r["outcome"] for r in subject["results"] if r["outcome"] != "NOT_APPLICABLE")
+    power = subject["power"]
+    return {
+        "name": name_of(subject),
+        "kind": subject["kind"],
+        "library": (subject.get("target") or "").partition(":")[0],
+        "cells": {family: dict(counts) for family, counts in cells.items()},
+        "total": dict(total),
+        "power": f"{power['noticed']}/{power['tried']}" if power else "",
+        "seconds": subject.get("seconds"),
+        "verdict": _verdict(total),
+    }
+
+
+def _verdict(total: Mapping[str, int]) -> str:
+    if any(total.get(outcome) for outcome in ("FAIL", "UNEXPECTED_PASS")):
+        return "fail"
+    if any(total.get(outcome) for outcome in TROUBLES):
+        return "error"
+    return "deviation" if total.get("DEVIATION") else "pass"
+
+
+def _told(record: Mapping[str, Any], outcomes: Sequence[str]) -> list[dict[str, str]]:
+    return [
+        {"name": name_of(s), "id": r["id"], "outcome": r["outcome"], "reason": r["reason"]}
+        for s, r in results(record)
+        if r["outcome"] in outcomes
+    ]
+
+
+def cell(counts: Mapping[str, int]) -> str:
+    """Return the text of a cell.
+
+    >>> cell({"PASS": 11, "DEVIATION": 1}), cell({})
+    ('11 1d', '–')
+    """
+    words = [str(counts["PASS"])] if counts.get("PASS") else []
+    words += [f"{counts[outcome]}{mark}" for outcome, mark in _MARKS.items() if counts.get(outcome)]
+    return " ".join(words) or "–"
+
+
+def summary(table: Mapping[str, Any]) -> list[str]:
+    """Return what the table says, in sentences."""
+    verdicts = Counter(row["verdict"] for row in table["rows"])
+    libraries = {row["library"] for row in table["rows"]}
+    told = ", ".join(f"{verdicts[v]} {v}" for v in ("pass", "deviation", "fail", "error") if verdicts[v])
+    releases = ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
+    lines = [f"{len(table['rows'])} models of {len(libraries)} libraries: {told or 'none judged'}."]
+    if table["canaries"]:
+        lines.append(f"Canaries {table['canaries']['caught']}/{table['canaries']['sent']}.")
+    lines.append(f"Profile {table['profile']}, seed {table['seed']}, {table['device']}. {releases}.")
+    return lines
+
+
+def frame(table: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the table with one row a model, cells as text."""
+    return pd.DataFrame(
+        [
+            {
+                "model": row["name"], "kind": row["kind"], "verdict": row["verdict"], "total": cell(row["total"]),
+                "power": row["power"], **{f: cell(row["cells"].get(f, {})) for f in table["families"]},
+            }
+            for row in table["rows"]
+        ]
+    )  # fmt: skip
+
+
+def markdown(table: Mapping[str, Any], command: str) -> str:
+    """Return the table as Markdown: a table a library, deviations with reasons, what could not be judged."""
+    whole = frame(table)
+    lines = ["# Compliance", "", *summary(table), "", LEGEND, "", f"Made by `{command}`.", ""]
+    for library in dict.fromkeys(row["library"] for row in table["rows"]):
+        own = whole[[row["library"] == library for row in table["rows"]]]
+        own = own.loc[:, [c for c in own if c in ("model", "kind", "total") or set(own[c]) != {"–"}]]
+        lines += [f"## {library or 'others'}", "", tabulate(own, headers="keys", tablefmt="github", showindex=False), ""]
+    for title, entries in (("Failures", table["troubles"]), ("Deviations", table["deviations"])):
+        if entries:
+            lines += [f"## {title}", "", *(f"- `{e['name']}` {e['id']}: {e['outcome']}: {e['reason']}" for e in entries), ""]
+    if table["not_judged"]:
+        lines += ["## Not judged", "", "No small model could be built, or none could be called.", ""]
+        lines += [f"- `{name}`: {why}" for name, why in table["not_judged"].items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_compliance(table: Mapping[str, Any], folder: Path, command: str = "veriformer sweep") -> None:
+    """Write compliance.md, compliance.csv and compliance.html (one file, sortable, works offline)."""
+    write_text(folder / "compliance.md", markdown(table, command))
+    buffer = io.StringIO()
+    frame(table).to_csv(buffer, index=False)
+    write_text(folder / "compliance.csv", buffer.getvalue())
+    write_text(folder / "compliance.html", page(table, command))
+
+
+def page(table: Mapping[str, Any], command: str, changed: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the table as one HTML page, with what changed between reports."""
+    return render("compliance.html.j2", table=table, cell=cell, summary=summary(table), command=command, legend=LEGEND,
+                  changes=changed)  # fmt: skip
+
+
+def merged(records: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return one record of the subjects of several reports; a name that stands in several gets its file's name.
+
+    Args:
+        records: pairs of a file's name and its report; versions, profile and seed are those of the last.
+    """
+    last = records[-1][1]
+    seen = Counter(name_of(s) for _, record in records for s in record["subjects"])
+    subjects = []
+    for source, record in records:
+        for subject in record["subjects"]:
+            name = name_of(subject)
+            subjects.append({**subject, "target": f"{name} ({source})" if seen[name] > 1 else name})
+    canaries = [record["canaries"] for _, record in records if record.get("canaries")]
+    summed = {
+        "sent": sum(c["sent"] for c in canaries), "caught": sum(c["caught"] for c in canaries),
+        "missed": [m for c in canaries for m in c["missed"]],
+    }  # fmt: skip
+    unjudged = {name: why for _, record in records for name, why in record.get("not_judged", {}).items()}
+    return {**last, "subjects": subjects, "canaries": summed if canaries else None, "not_judged": unjudged}
+
+
+def changes(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what has another outcome in a later report than in the one before that knew the same subject.
+
+    Args:
+        records: pairs of a file's name and its report, in order.
+
+    Returns:
+        Each with `name`, `id`, `from`, `before`, `to`, `after`, `reason`, and `worse`: whether it held before.
+    """
+    known: dict[tuple[str, str], tuple[str, str]] = {}
+    found = []
+    for source, record in records:
+        for subject, result in results(record):
+            key, after = (name_of(subject), result["id"]), result["outcome"]
+            if key in known and known[key][1] != after:
+                was, before = known[key]
+                worse = before in ("PASS", "DEVIATION") and after in TROUBLES
+                found.append({"name": key[0], "id": key[1], "from": was, "before": before, "to": source, "after": after,
+                              "reason": result["reason"], "worse": worse})  # fmt: skip
+            known[key] = (source, after)
+    return found
+
+
+def print_compliance(console: Console, table: Mapping[str, Any]) -> None:
+    """Print a line a model, what fails, and the sums."""
+    for row in table["rows"]:
+        good = row["verdict"] in ("pass", "deviation")
+        line = Text("✓ " if good else "✗ ", style="green" if good else "bold red").append(row["name"], style="bold")
+        line.append(f"  {cell(row['total'])}" + (f", power {row['power']}" if row["power"] else ""), style="default")
+        console.print(line)
+    for trouble in table["troubles"]:
+        console.print(Text(f"{trouble['outcome']} {trouble['name']} {trouble['id']}: {trouble['reason']}", style="red"))
+    for name, why in table["not_judged"].items():
+        console.print(Text(f"not judged: {name}: {why}", style="dim"))
+    for line_of in summary(table):
+        console.print(line_of, markup=False)

@@ -1,0 +1,46 @@
+"""Every form of a report, by name: one table, for `check --out`, `report` and whoever else writes one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from veriformer.reports.badge import badge
+from veriformer.reports.junit import junit
+from veriformer.reports.records import write_text
+from veriformer.reports.report_page import markdown, page
+
+_CHANGING = {"seconds", "subject_seconds", "environment"}
+
+
+def as_json(record: Mapping[str, Any]) -> str:
+    """Return the report as JSON."""
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+FORMATS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    "json": ("report.json", as_json),
+    "html": ("report.html", page),
+    "markdown": ("report.md", markdown),
+    "junit": ("junit.xml", junit),
+    "badge": ("badge.svg", badge),
+}
+"""Format to the name of its file and what makes it."""
+
+
+def write_all(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write a report in every format; each file is whole or not there."""
+    written = []
+    for name, make in FORMATS.values():
+        write_text(folder / name, make(record))
+        written.append(folder / name)
+    return written
+
+
+def stable(record: Any) -> Any:
+    """Return a report without what changes from run to run: times, and the machine."""
+    if isinstance(record, Mapping):
+        return {key: stable(value) for key, value in record.items() if key not in _CHANGING}
+    return [stable(value) for value in record] if isinstance(record, list) else record

@@ -1,0 +1,18 @@
+"""HTML pages: one file each, no network, everything that was found escaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the page of a template in `templates/`; all values are escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,64 @@
+"""A report as one HTML page and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tabulate import tabulate
+
+from veriformer.reports.page import render
+from veriformer.reports.verdicts import TROUBLES, WORDS, core, is_void, name_of, provenance, results, total
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the page: every result, to be filtered and sorted; each failure with its case. One file, no network.
+
+    Args:
+        record: under `veriformer-report/1`.
+    """
+    holds, applicable = core(record)
+    return render(
+        "report.html.j2", record=record, words=WORDS, name_of=name_of, total=total(record), provenance=provenance(record),
+        holds=holds, applicable=applicable, void=is_void(record), case=_case, mark=_mark,
+    )  # fmt: skip
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Return the report as Markdown: a row a subject, then what does not simply pass, with reasons."""
+    rows = [
+        {"subject": name_of(s), "kind": s["kind"], **{word: _count(s, o) for o, word in WORDS.items()}, "power": _power(s)}
+        for s in record["subjects"]
+    ]
+    used = [key for key in (rows[0] if rows else {}) if any(row[key] for row in rows)]
+    table = tabulate([{k: row[k] or "" for k in used} for row in rows], headers="keys", tablefmt="github")
+    lines = ["# veriformer", "", f"{total(record)}; {provenance(record)}.", "", table, ""]
+    if is_void(record):
+        lines.insert(2, "**Void: a known-broken model passed.**\n")
+    for subject, result in results(record):
+        if result["outcome"] in (*TROUBLES, "DEVIATION"):
+            lines.append(f"- **{WORDS[result['outcome']]}** `{name_of(subject)}` {result['id']}: {result['reason']}")
+            found = result.get("counterexample")
+            if found and found.get("cause"):
+                lines.append(f"  likely: {found['cause']}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _count(subject: Mapping[str, Any], outcome: str) -> int:
+    return sum(r["outcome"] == outcome for r in subject["results"])
+
+
+def _power(subject: Mapping[str, Any]) -> str:
+    power = subject["power"]
+    return f"{power['noticed']}/{power['tried']}" if power else ""
+
+
+def _case(found: Mapping[str, Any]) -> str:
+    drawn = " ".join(f"{k}={v}" for k, v in found["choices"].items() if k != "config")
+    return f"{drawn} ({found['sizes']})" if found["sizes"] else drawn
+
+
+def _mark(magnitude: float | None, allowed: bool) -> str:
+    if magnitude:
+        return "allowed" if allowed else "illegal"
+    return "missing" if allowed else ""

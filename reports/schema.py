@@ -1,0 +1,49 @@
+"""The published form of a report, `report.schema.json`; what is read is held against it before anything is done with it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from veriformer.reports.records import RecordError, read_json
+
+SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
+
+
+@functools.cache
+def validator() -> Draft202012Validator:
+    """Return the validator of `veriformer-report/1`."""
+    return Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def insist(record: Mapping[str, Any], source: str) -> None:
+    """Raise unless a record is a whole report.
+
+    Args:
+        record: parsed JSON; nothing in it is executed.
+        source: where it came from, for the message.
+
+    Raises:
+        RecordError: with the first thing that is wrong, and where.
+    """
+    problem = best_match(validator().iter_errors(record))
+    if problem is not None:
+        told = problem.message if len(problem.message) < 200 else f"{problem.message[:200]} ..."
+        raise RecordError(f"{source} is no veriformer-report/1: at {problem.json_path}: {told}")
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read a report.
+
+    Raises:
+        RecordError: the file is missing, truncated, edited or something else.
+    """
+    record = read_json(path)
+    insist(record, str(path))
+    return record

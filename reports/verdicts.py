@@ -1,0 +1,52 @@
+"""What a report comes to: counts, the line of its badge, the words of its outcomes. One place for every format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WORDS = {
+    "PASS": "pass", "FAIL": "fail", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
+    "BLOCKED": "blocked", "VACUOUS": "vacuous", "ERROR": "error", "TIMEOUT": "timeout", "NOT_APPLICABLE": "n.a.",
+}  # fmt: skip
+"""Every outcome as people read it."""
+
+TROUBLES = ("FAIL", "UNEXPECTED_PASS", "ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
+"""Outcomes that are neither a pass, nor a declared deviation, nor silence."""
+
+
+def results(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield `(subject, result)` for every result of a report."""
+    for subject in record["subjects"]:
+        for result in subject["results"]:
+            yield subject, result
+
+
+def name_of(subject: Mapping[str, Any]) -> str:
+    """Return how the command line names a subject, or its own name."""
+    return str(subject.get("target") or subject["name"])
+
+
+def core(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many core properties hold or are declared deviations, of how many that apply."""
+    counts = Counter(r["outcome"] for _, r in results(record) if r["level"] == "core")
+    del counts["NOT_APPLICABLE"]
+    return counts["PASS"] + counts["DEVIATION"], sum(counts.values())
+
+
+def total(record: Mapping[str, Any]) -> str:
+    """Return the counts of all outcomes, in words, without what does not apply."""
+    counts = Counter(r["outcome"] for _, r in results(record))
+    return ", ".join(f"{counts[o]} {w}" for o, w in WORDS.items() if counts[o] and o != "NOT_APPLICABLE") or "nothing judged"
+
+
+def is_void(record: Mapping[str, Any]) -> bool:
+    """Whether a known-broken model passed, so that the run says nothing."""
+    return bool((record.get("canaries") or {}).get("missed"))
+
+
+def provenance(record: Mapping[str, Any]) -> str:
+    """Return what a report was made with, in one line."""
+    releases = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
+    return f"profile {record['profile']}, seed {record['seed']}, {record['device']}; {releases}"
