@@ -11,8 +11,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.pool import Pool, RefusedError, Task
-from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
+from veriformer.properties.deviations import DeviationsError
 from veriformer.properties.profiles import PROFILES
 from veriformer.properties.reading import result_of
 from veriformer.properties.results import Report, Result, SubjectReport
@@ -35,7 +36,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="judge in these dtypes alone")
 @click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--deviations", "deviations_file", type=click.Path(path_type=Path), help="TOML file of known deviations")
+@deviation_options
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="folder for report.json, .html, .md, junit.xml and badge.svg")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["text", *FORMATS]), default="text", show_default=True)
@@ -54,6 +55,9 @@ def check(
     workers: int | None,
     seed: int,
     deviations_file: Path | None,
+    update_deviations: bool,
+    reason: str | None,
+    prune: bool,
     out: Path | None,
     form: str,
     stable: bool,
@@ -69,11 +73,16 @@ def check(
     err = Console(stderr=True)
     run = _Run(profile, seed, device)
     size = workers or min(os.cpu_count() or 1, 4)
+    whole = not only and not exclude  # of a part of the catalogue it says nothing that paths were not walked
+    deviations = DeviationsFile(
+        deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=whole and level == "all"
+    )
     try:
-        deviations = read_deviations(deviations_file)
         with Pool(size, settings, max_memory) as pool:
             plan = pool.ask("plan", targets=targets, only=only, exclude=exclude, level=level)
-            deviations.must_name(p["id"] for p in pool.ask("describe")["properties"])
+            known = [p["id"] for p in pool.ask("describe")["properties"]]
+            deviations.insist(known, [(s["name"], s["target"]) for s in plan["subjects"]])
+            run.report.versions |= plan["versions"]
             run.judge(pool, plan, err)
     except DeviationsError as problem:
         raise click.UsageError(str(problem)) from None
@@ -86,7 +95,8 @@ def check(
         err.print("interrupted: what follows is what was known by then")
         run.interrupted = True
     report = run.report
-    apply_deviations(report, deviations)
+    if not run.interrupted:
+        deviations.settle(report, err)
     folder = _write_counterexamples(report, out, settings)
     record = without_changing(report.to_json()) if stable else report.to_json()
     if out is not None:
@@ -95,7 +105,6 @@ def check(
         click.echo(FORMATS[form][1](record), nl=False)
     else:
         console = Console(highlight=False, soft_wrap=True)
-        whole = not only and not exclude  # of a part of the catalogue it says nothing that paths were not walked
         print_report(console, record, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
         for subject in record["subjects"]:
             for result in subject["results"]:

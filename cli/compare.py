@@ -18,7 +18,9 @@ from veriformer.reports.schema import read_report
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="REPORT.json...")
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="file to write instead of standard output")
 def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
     """Table the subjects of all reports, and list what changed for subjects that stand in several of them.

@@ -10,6 +10,7 @@ import torch
 from veriformer.cli.worker import Message
 from veriformer.properties.canaries import send
 from veriformer.properties.engine import Judge, select
+from veriformer.properties.libraries import LIBRARIES
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property, catalogue
 from veriformer.properties.results import plain
@@ -53,6 +54,7 @@ class Answers:
             ],
             "properties": [_described(p) for p in properties],
             "catalogue": len(catalogue()),
+            "versions": _releases(targets),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -95,6 +97,12 @@ class Answers:
         if target not in self._judges:
             self._judges = {target: Judge(_one(target), self.settings)}  # one at a time: models take memory
         return self._judges[target]
+
+
+def _releases(targets: Sequence[str]) -> dict[str, str]:
+    """Return the releases of the libraries that targets name."""
+    groups = [LIBRARIES[t.partition(":")[0]] for t in targets if t.partition(":")[0] in LIBRARIES]
+    return {name: release for library in groups for name, release in library.versions().items()}
 
 
 def _one(target: str) -> Subject:

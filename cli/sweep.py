@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
-from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations
+from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.properties.profiles import PROFILES
 from veriformer.properties.reading import subject_of
 from veriformer.properties.results import Report
@@ -29,9 +29,14 @@ _SHARED_PROCESS = 25  # models that share a process, so that a library is not im
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
-@click.option("--deviations", "deviations_file", type=click.Path(path_type=Path), help="TOML file of known deviations")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path(".veriformer/sweep"),
-              show_default=True, help="folder for report.json, compliance.md, .html and .csv; a second run goes on from there")  # fmt: skip
+@deviation_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".veriformer/sweep"),
+    show_default=True,
+    help="folder for report.json and compliance.md, .html, .csv; a second run goes on",
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
 @click.option("--model-seconds", default=180.0, show_default=True, help="limit for one model")
@@ -43,6 +48,9 @@ def sweep(
     seed: int,
     workers: int | None,
     deviations_file: Path | None,
+    update_deviations: bool,
+    reason: str | None,
+    prune: bool,
     out: Path,
     form: str,
     fresh: bool,
@@ -56,10 +64,9 @@ def sweep(
     from veriformer import properties, reference
 
     err = Console(stderr=True)
-    try:
-        deviations = read_deviations(deviations_file)
-    except DeviationsError as problem:
-        raise click.UsageError(str(problem)) from None
+    deviations = DeviationsFile(
+        deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=level == "all"
+    )
     started = time.perf_counter()
     size = workers or min(os.cpu_count() or 1, 4)
     way = Apart("models", size, model_seconds, tasks_a_process=_SHARED_PROCESS)
@@ -97,7 +104,8 @@ def sweep(
         for _, answer, told in way.run({"canaries": (judge_canaries, (kinds, level, profile, seed))}, err):
             report.canaries = answer or {"sent": 1, "caught": 0, "missed": [told]}
     report.seconds = time.perf_counter() - started
-    apply_deviations(report, deviations)
+    if not interrupted:
+        deviations.settle(report, err)
     record = report.to_json()
     unbuilt = {t: rows[t]["error"] for t in targets if t in rows and not rows[t]["subject"]}
     record["not_judged"] = unbuilt
@@ -121,7 +129,7 @@ def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
 def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
     from veriformer.cli.sweeping import names_of
-    from veriformer.properties.adapters import LIBRARIES
+    from veriformer.properties.libraries import LIBRARIES
 
     for word in libraries:
         if word.partition(":")[0] not in LIBRARIES:

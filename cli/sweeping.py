@@ -60,12 +60,17 @@ def judge_canaries(kinds: list[str], level: str, profile: str, seed: int) -> dic
 
 def names_of(library: str) -> dict[str, Any]:
     """Return the names of all subjects of a library, its releases, and why there are none."""
-    from veriformer.properties.adapters import LIBRARIES, MissingLibraryError, shipped
+    from veriformer.properties.adapters import MissingLibraryError, shipped
+    from veriformer.properties.libraries import LIBRARIES
 
     try:
         names = list(shipped(library))
     except MissingLibraryError as problem:
         return {"names": [], "versions": {}, "error": str(problem)}
     except Exception as problem:  # the library is installed and broken
-        return {"names": [], "versions": {}, "error": f"{library}: importing it raised {type(problem).__name__}: {problem}"}
+        return {
+            "names": [],
+            "versions": {},
+            "error": f"{library}: importing it raised {type(problem).__name__}: {problem}",
+        }
     return {"names": names, "versions": LIBRARIES[library].versions(), "error": ""}

@@ -1,7 +1,8 @@
 """Known deviations: failures that are declared, with a reason, so that they do not hide new ones.
 
 A TOML file of `[[deviation]]` tables with `property`, `subject`, `reason`, and perhaps `link`, `expires` (a date) and
-`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit).
+`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit). The files in `known/`, one a
+library, are shipped.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.results import DEVIATION, ERROR, FAIL, PASS, UNEXPECTED_PASS, Report
+from veriformer.properties.libraries import LIBRARIES
+from veriformer.properties.results import DEVIATION, ERROR, FAIL, NOT_APPLICABLE, PASS, UNEXPECTED_PASS, Report
 
 _KEYS = ("property", "subject", "reason", "link", "expires", "condition")
 _REQUIRED = ("property", "subject", "reason")
-_CONDITIONS = ("torch", "python", "device", "profile")
+_CONDITIONS = ("python", "device", "profile")
+"""What a condition may name beside packages whose release a report tells."""
+
+_SHIPPED = Path(__file__).parent / "known"
 
 
 class DeviationsError(ValueError):
@@ -69,6 +74,24 @@ class Deviations:
     entries: list[Deviation] = field(default_factory=list)
     path: str = ""
 
+    def must_speak_of(self, subjects: Iterable[tuple[str, str]]) -> None:
+        """Raise if an entry of the user's own file is about no subject of the run.
+
+        Args:
+            subjects: pairs of name and target.
+        """
+        pairs = list(subjects)
+        words = [word for pair in pairs for word in pair if word]
+        for entry in self.entries:
+            if entry.is_shipped or any(entry.speaks_of(*pair) for pair in pairs):
+                continue
+            close = difflib.get_close_matches(entry.subject, words, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise DeviationsError(
+                f"{self.path}: the deviation from {entry.property!r} is about {entry.subject!r}, which is not in "
+                f"this run; {hint}the subjects are: {', '.join(words[:12])}; --prune removes such entries"
+            )
+
     def must_name(self, known: Iterable[str]) -> None:
         """Raise if an entry names a property that does not exist."""
         ids = list(known)
@@ -89,8 +112,13 @@ def read_deviations(path: Path | None, today: datetime.date | None = None) -> De
     Raises:
         DeviationsError: the file is missing, no TOML, or an entry is misspelt, incomplete or expired.
     """
-    shipped = path is None
-    source = Path(__file__).parent / "known_deviations.toml" if path is None else path
+    if path is None:
+        entries = [entry for file in sorted(_SHIPPED.glob("*.toml")) for entry in _entries(file, today)]
+        return Deviations([replace(entry, is_shipped=True) for entry in entries])
+    return Deviations([*_entries(path, today), *read_deviations(None).entries], str(path))
+
+
+def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
     try:
         raw = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -102,10 +130,7 @@ def read_deviations(path: Path | None, today: datetime.date | None = None) -> De
         raise DeviationsError(
             f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(map(repr, raw))}"
         )
-    entries = [_entry(table, str(source), today or datetime.date.today()) for table in tables]
-    if shipped:
-        return Deviations([replace(entry, is_shipped=True) for entry in entries])
-    return Deviations([*entries, *read_deviations(None).entries], str(source))
+    return [_entry(table, str(source), today or datetime.date.today()) for table in tables]
 
 
 def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
@@ -126,8 +151,9 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
             "look at it again, then remove it or move the date"
         )
     condition = table.get("condition", {})
-    if not isinstance(condition, dict) or set(condition) - set(_CONDITIONS):
-        raise DeviationsError(f"{path}: condition was {condition!r}; its keys are: {', '.join(_CONDITIONS)}")
+    known = {*_CONDITIONS, "torch", *(p for library in LIBRARIES.values() for p in library.packages)}
+    if not isinstance(condition, dict) or set(condition) - known:
+        raise DeviationsError(f"{path}: condition was {condition!r}; its keys are: {', '.join(sorted(known))}")
     return Deviation(
         table["property"], table["subject"], table["reason"], table.get("link", ""),
         {k: str(v) for k, v in condition.items()},
@@ -135,29 +161,42 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
 
 
 def apply_deviations(report: Report, deviations: Deviations) -> None:
-    """Turn declared failures and errors into DEVIATION, and those that hold after all into UNEXPECTED_PASS."""
+    """Turn declared failures and errors into DEVIATION, and entries that nothing fits any more into UNEXPECTED_PASS."""
     for entry in deviations.entries:
         if not entry.fits(report):
             continue
-        for subject in report.subjects:
-            if not entry.speaks_of(subject.name, subject.target):
-                continue
-            for result in subject.results:
-                if result.id != entry.property:
-                    continue
-                link = f" ({entry.link})" if entry.link else ""
-                if result.outcome in (FAIL, ERROR):
-                    result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
-                elif result.outcome == PASS and not entry.is_shipped:
-                    result.outcome = UNEXPECTED_PASS
-                    result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
+        matching = [r for s in report.subjects if entry.speaks_of(s.name, s.target) for r in s.results]
+        matching = [r for r in matching if r.id == entry.property]
+        failing = [r for r in matching if r.outcome in (FAIL, ERROR)]
+        link = f" ({entry.link})" if entry.link else ""
+        for result in failing:
+            result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
+        if failing or entry.is_shipped:
+            continue
+        for result in matching:
+            if result.outcome == PASS:
+                result.outcome = UNEXPECTED_PASS
+                result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
+            elif result.outcome == NOT_APPLICABLE:
+                told = (
+                    f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
+                )
+                result.outcome, result.reason = UNEXPECTED_PASS, told
 
 
 def stale(report: Report, deviations: Deviations) -> list[Deviation]:
-    """Return the entries of the user's own file that matched no result of a run over all their subjects."""
-    named = [(s.name, s.target, {r.id for r in s.results}) for s in report.subjects]
-    return [
-        e
-        for e in deviations.entries
-        if not e.is_shipped and not any(e.speaks_of(name, target) and e.property in ids for name, target, ids in named)
-    ]
+    """Return the entries of the user's own file that excuse nothing in a run over all their subjects."""
+    found = []
+    for entry in deviations.entries:
+        if entry.is_shipped or not entry.fits(report):
+            continue
+        outcomes = {
+            r.outcome
+            for s in report.subjects
+            if entry.speaks_of(s.name, s.target)
+            for r in s.results
+            if r.id == entry.property
+        }
+        if DEVIATION not in outcomes:
+            found.append(entry)
+    return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) -> tuple[Tensor | None, Tensor]:
-    """Run a model with the graph cut at the module that embeds exactly `tokens`.
+    """Run a model with the graph cut at the module that embeds `tokens`, perhaps with padding behind them.
 
     Args:
         model: holds an `nn.Embedding` that is called with the token ids.
@@ -27,10 +27,11 @@ def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) ->
 
     def cut(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor | None:
         given = args[0] if args else None
-        if leaves or not isinstance(given, Tensor) or given.shape != tokens.shape or not torch.equal(given, tokens):
+        length = tokens.shape[1]
+        if leaves or not isinstance(given, Tensor) or given.ndim != 2 or not torch.equal(given[:, :length], tokens):
             return None
-        leaves.append(output.detach().clone().requires_grad_())
-        return leaves[0]
+        leaves.append(output[:, :length].detach().clone().requires_grad_())
+        return leaves[0] if given.shape == tokens.shape else torch.cat([leaves[0], output[:, length:]], dim=1)
 
     hooks = [part.register_forward_hook(cut) for part in model.modules() if isinstance(part, nn.Embedding)]
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from veriformer.properties import results as r
@@ -60,7 +62,10 @@ class Judge:
             ready = self._prepare()
             if self._bench is None or ready.error or ready.broken:
                 return None
-            return power(self._bench, properties)
+            try:
+                return power(self._bench, properties)
+            except (SubjectError, ValueError):  # at sizes that no property drew; properties show what it raises
+                return None
 
     def never_walked(self, walked: Iterable[str]) -> dict[str, str]:
         """Return the forms of path that are not among those walked, each with the reason; see `walked`."""
@@ -197,8 +202,13 @@ def _result(prop: Property, tally: Tally, found: Found | None) -> Result:
         result.outcome, result.reason = r.ERROR, str(found.problem)
     else:
         problem = found.problem
+        told = f"{type(problem).__name__}: {(str(problem).strip() or 'no message').splitlines()[0][:300]}"
+        frames = traceback.extract_tb(problem.__traceback__)
+        own = any("autograd" in Path(frame.filename).parts for frame in frames)  # it is the subject's graph that raised
         result.outcome = r.ERROR
-        result.reason = f"the check itself raised {type(problem).__name__}: {problem} (please report this)"
+        result.reason = (
+            f"the subject's backward raised {told}" if own else f"the check itself raised {told} (please report this)"
+        )
     return result
 
 

@@ -18,7 +18,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def silence(module: nn.Module) -> int:
     """Set every parameter outside the norms to zero, in place, so that sublayers bring nothing; return how many."""
-    norms = {id(p) for part in module.modules() if is_norm(part) for p in part.parameters(recurse=False)}
+    norms = {id(p) for part in module.modules() if is_norm(part) for p in part.parameters()}
     count = 0
     with torch.no_grad():
         for parameter in module.parameters():
@@ -37,7 +37,7 @@ def layer_lists(module: nn.Module, config: DrawnConfig) -> list[list[nn.Module]]
             continue
         own = list(part._modules.values())  # as they are listed, whatever iterating over the list yields
         layers = [m for m in own if m is not None]
-        alike = len({type(m) for m in layers}) == 1 and any(True for m in layers for _ in m.parameters())
+        alike = len({type(m) for m in layers}) == 1 and any(p.ndim >= 2 for m in layers for p in m.parameters())
         if len(layers) == config.num_layers >= 2 and alike:
             found.append(layers)
             inside |= {id(m) for m in part.modules()}

@@ -36,7 +36,7 @@ _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort")
 
 
 class ChoiceWatch(TorchDispatchMode):
-    """Notes whether any operation picks among computed numbers while it is entered: experts of a token, keys of a query.
+    """Notes whether any operation picks among computed numbers while it is entered: experts of a token, say.
 
     A pick between two nearly equal numbers may fall either way under rounding, and the output is another one then. In
     half precision that happens in one of some hundred tokens, so no claim about such an output can be made there.

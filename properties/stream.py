@@ -73,7 +73,7 @@ class Stream:
             attention_mask: `[B, T]` bool, True = may attend; None: the path decides (`ones` gives all True).
             path: the way to call.
         """
-        if attention_mask is None and path.mask != "none":
+        if attention_mask is None and path.mask != "none" and self._takes_mask():
             attention_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         output = self._forward(x, attention_mask, path)
         leading = x.shape[:2] if self.per_position else x.shape[:1]
@@ -86,6 +86,10 @@ class Stream:
             )
         return output
 
+    def _takes_mask(self) -> bool:
+        """Whether this side of two sequences has a mask of its own."""
+        return self.kind != "encoder_decoder" or self.case.subject.accepts(f"{self.side}_mask")
+
     def _forward(self, x: Tensor, mask: Tensor | None, path: Path) -> Tensor:
         if self.kept is None:
             return self.case.call(self.built, x, attention_mask=mask, path=path)
@@ -94,7 +98,8 @@ class Stream:
         if self.kind == "cross_attention":
             memory_mask = mask if self.side == "source" else None
             return self.case.call(self.built, target, source, memory_mask=memory_mask, path=path)
-        return self.case.call(self.built, source, target, **{f"{self.side}_mask": mask}, path=path)
+        given = {f"{self.side}_mask": mask} if self._takes_mask() else {}
+        return self.case.call(self.built, source, target, **given, path=path)
 
     def influence(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor | None:
         """Return how each position of `x[0]` reaches each output position, by gradients.

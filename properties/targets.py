@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from veriformer.properties.libraries import LIBRARIES
+
 if TYPE_CHECKING:
     from veriformer.properties.subject import Subject
 
@@ -40,16 +42,14 @@ def load(target: str) -> list[Subject]:
     Raises:
         TargetError: it names nothing that can be checked.
     """
-    from veriformer.properties import adapters  # imports torch: only once a target is really loaded
-
     place, colon, attribute = target.rpartition(":")
     group = place if colon else attribute
-    if group in adapters.LIBRARIES:
+    if group in LIBRARIES:
         return _shipped(group, attribute if colon else "")
     if not colon:
         raise TargetError(
             f"{target!r} is no target; give package.module:attribute, path/file.py:attribute, "
-            f"or one of {', '.join(adapters.LIBRARIES)}",
+            f"or one of {', '.join(LIBRARIES)}",
             is_usage=True,
         )
     module = _load_file(place) if place.endswith(".py") else _import(place)

@@ -1,4 +1,4 @@
-"""Many implementations in one table: rows models, columns families of properties; as Markdown, CSV and one HTML file."""
+"""Many implementations in one table: rows models, columns families of properties; as Markdown, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from veriformer.reports.verdicts import TROUBLES, name_of, results
 _MARKS = {"FAIL": "✗", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
           "BLOCKED": "b"}  # fmt: skip
 LEGEND = (
-    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `e` raised, `t` time "
-    "was up, `b` blocked by another, `v` nothing was shown, `u` declared as a deviation and holds; `–` none applies."
+    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `e` raised, `t` "
+    "time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
 )
 
 
@@ -128,10 +128,20 @@ def markdown(table: Mapping[str, Any], command: str) -> str:
     for library in dict.fromkeys(row["library"] for row in table["rows"]):
         own = whole[[row["library"] == library for row in table["rows"]]]
         own = own.loc[:, [c for c in own if c in ("model", "kind", "total") or set(own[c]) != {"–"}]]
-        lines += [f"## {library or 'others'}", "", tabulate(own, headers="keys", tablefmt="github", showindex=False), ""]
+        lines += [
+            f"## {library or 'others'}",
+            "",
+            tabulate(own.to_dict("records"), headers="keys", tablefmt="github"),
+            "",
+        ]
     for title, entries in (("Failures", table["troubles"]), ("Deviations", table["deviations"])):
         if entries:
-            lines += [f"## {title}", "", *(f"- `{e['name']}` {e['id']}: {e['outcome']}: {e['reason']}" for e in entries), ""]
+            lines += [
+                f"## {title}",
+                "",
+                *(f"- `{e['name']}` {e['id']}: {e['outcome']}: {e['reason']}" for e in entries),
+                "",
+            ]
     if table["not_judged"]:
         lines += ["## Not judged", "", "No small model could be built, or none could be called.", ""]
         lines += [f"- `{name}`: {why}" for name, why in table["not_judged"].items()]

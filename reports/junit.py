@@ -20,9 +20,11 @@ def junit(record: Mapping[str, Any]) -> str:
     Args:
         record: under `veriformer-report/1`.
     """
-    root = Tree.Element("testsuites", name="veriformer", **_counts([r for s in record["subjects"] for r in s["results"]]))
+    root = Tree.Element(
+        "testsuites", {"name": "veriformer", **_counts([r for s in record["subjects"] for r in s["results"]])}
+    )
     for subject in record["subjects"]:
-        suite = Tree.SubElement(root, "testsuite", name=_clean(name_of(subject)), **_counts(subject["results"]))
+        suite = Tree.SubElement(root, "testsuite", {"name": _clean(name_of(subject)), **_counts(subject["results"])})
         for result in subject["results"]:
             _add_case(suite, subject, result)
     if is_void(record):
@@ -41,13 +43,17 @@ def _counts(results: list[Mapping[str, Any]]) -> dict[str, str]:
         "failures": str(sum(o in _FAILURES for o in outcomes)),
         "errors": str(sum(o in _ERRORS for o in outcomes)),
         "skipped": str(sum(o in ("NOT_APPLICABLE", "DEVIATION") for o in outcomes)),
-        **({"time": f"{sum(r.get('seconds', 0.0) for r in results):.3f}"} if any("seconds" in r for r in results) else {}),
+        **(
+            {"time": f"{sum(r.get('seconds', 0.0) for r in results):.3f}"}
+            if any("seconds" in r for r in results)
+            else {}
+        ),
     }
 
 
 def _add_case(suite: Tree.Element, subject: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     time = {"time": f"{result['seconds']:.3f}"} if "seconds" in result else {}
-    case = Tree.SubElement(suite, "testcase", classname=_clean(name_of(subject)), name=result["id"], **time)
+    case = Tree.SubElement(suite, "testcase", {"classname": _clean(name_of(subject)), "name": result["id"], **time})
     outcome, reason = result["outcome"], _clean(result["reason"])
     if outcome in _FAILURES:
         Tree.SubElement(case, "failure", message=reason, type=WORDS[outcome]).text = _details(result)
@@ -62,8 +68,13 @@ def _details(result: Mapping[str, Any]) -> str:
     if not found:
         return ""
     drawn = " ".join(f"{k}={v}" for k, v in found["choices"].items() if k != "config")
-    lines = [f"case: {drawn} ({found['sizes']})", f"expected: {found.get('expected', '')}", f"got: {found.get('got', '')}",
-             f"likely: {found['cause']}" if found.get("cause") else "", f"again: veriformer replay {found['id']}"]  # fmt: skip
+    lines = [
+        f"case: {drawn} ({found['sizes']})",
+        f"expected: {found.get('expected', '')}",
+        f"got: {found.get('got', '')}",
+        f"likely: {found['cause']}" if found.get("cause") else "",
+        f"again: veriformer replay {found['id']}",
+    ]
     return _clean("\n".join(line for line in lines if line))
 
 

@@ -19,15 +19,29 @@ def page(record: Mapping[str, Any]) -> str:
     """
     holds, applicable = core(record)
     return render(
-        "report.html.j2", record=record, words=WORDS, name_of=name_of, total=total(record), provenance=provenance(record),
-        holds=holds, applicable=applicable, void=is_void(record), case=_case, mark=_mark,
-    )  # fmt: skip
+        "report.html.j2",
+        record=record,
+        words=WORDS,
+        name_of=name_of,
+        total=total(record),
+        provenance=provenance(record),
+        holds=holds,
+        applicable=applicable,
+        void=is_void(record),
+        case=_case,
+        mark=_mark,
+    )
 
 
 def markdown(record: Mapping[str, Any]) -> str:
     """Return the report as Markdown: a row a subject, then what does not simply pass, with reasons."""
     rows = [
-        {"subject": name_of(s), "kind": s["kind"], **{word: _count(s, o) for o, word in WORDS.items()}, "power": _power(s)}
+        {
+            "subject": name_of(s),
+            "kind": s["kind"],
+            **{word: _count(s, o) for o, word in WORDS.items()},
+            "power": _power(s),
+        }
         for s in record["subjects"]
     ]
     used = [key for key in (rows[0] if rows else {}) if any(row[key] for row in rows)]

@@ -1,4 +1,4 @@
-"""The published form of a report, `report.schema.json`; what is read is held against it before anything is done with it."""
+"""The published form of a report, `report.schema.json`; what is read is held against it first."""
 
 from __future__ import annotations
 

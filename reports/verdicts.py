@@ -38,7 +38,10 @@ def core(record: Mapping[str, Any]) -> tuple[int, int]:
 def total(record: Mapping[str, Any]) -> str:
     """Return the counts of all outcomes, in words, without what does not apply."""
     counts = Counter(r["outcome"] for _, r in results(record))
-    return ", ".join(f"{counts[o]} {w}" for o, w in WORDS.items() if counts[o] and o != "NOT_APPLICABLE") or "nothing judged"
+    return (
+        ", ".join(f"{counts[o]} {w}" for o, w in WORDS.items() if counts[o] and o != "NOT_APPLICABLE")
+        or "nothing judged"
+    )
 
 
 def is_void(record: Mapping[str, Any]) -> bool:

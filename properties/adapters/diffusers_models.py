@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from veriformer.properties.adapters.plain_calls import call
@@ -19,7 +20,7 @@ def build_attention(config: Any, processor: str = "", **options: Any) -> nn.Modu
     options = {name: value(config) if callable(value) else value for name, value in options.items()}
     if processor:
         options["processor"] = getattr(attention_processor, processor)()
-    return attention_processor.Attention(  # type: ignore[no-any-return]
+    return attention_processor.Attention(
         config.d_model, heads=config.num_heads, dim_head=config.d_head, dropout=config.dropout, **options
     )
 
@@ -28,7 +29,7 @@ def build_block(config: Any, **options: Any) -> nn.Module:
     """Return a BasicTransformerBlock of the drawn sizes."""
     from diffusers.models.attention import BasicTransformerBlock
 
-    return BasicTransformerBlock(  # type: ignore[no-any-return]
+    return BasicTransformerBlock(
         config.d_model, config.num_heads, config.d_head, dropout=config.dropout, ff_inner_dim=config.d_ff, **options
     )
 
@@ -37,7 +38,7 @@ def build_feed_forward(config: Any, activation: str) -> nn.Module:
     """Return a feed-forward of the drawn sizes."""
     from diffusers.models.attention import FeedForward
 
-    return FeedForward(config.d_model, inner_dim=config.d_ff, dropout=config.dropout, activation_fn=activation)  # type: ignore[no-any-return]
+    return FeedForward(config.d_model, inner_dim=config.d_ff, dropout=config.dropout, activation_fn=activation)
 
 
 def attend(model: Any, x: Any, attention_mask: Any = None) -> Any:
@@ -56,14 +57,24 @@ def run_block(model: Any, x: Any, attention_mask: Any = None) -> Any:
 
 
 def _bias(x: Any, mask: Any) -> Any:
-    """Return the bias `[B, 1, S]` that the library's own models make of a mask: -10000 where it hides."""
-    return None if mask is None else ((1 - mask.to(x.dtype)) * -10000.0)[:, None, :]
+    """Return the bias `[B, 1, S]` of a mask: the lowest number where it hides, as the attention itself has no mask."""
+    if mask is None:
+        return None
+    return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None, :]
 
 
-def _attention(label: str, kind: str = "self_attention", forward: Callable[..., Any] = attend, **options: Any) -> Subject:
+def _attention(
+    label: str, kind: str = "self_attention", forward: Callable[..., Any] = attend, **options: Any
+) -> Subject:
     facts = {"causal": False, "positions": "none"} if kind == "self_attention" else {}
-    return Subject(kind=kind, name=f"diffusers Attention ({label})", build=partial(build_attention, **options),
-                   forward=forward, mask_forms=("padding",) if kind == "self_attention" else None, declares=facts)  # fmt: skip
+    return Subject(
+        kind=kind,
+        name=f"diffusers Attention ({label})",
+        build=partial(build_attention, **options),
+        forward=forward,
+        mask_forms=("padding",) if kind == "self_attention" else None,
+        declares=facts,
+    )
 
 
 SHIPPED = {
@@ -73,18 +84,32 @@ SHIPPED = {
     "attention-sliced": _attention("upcast", processor="AttnProcessor", upcast_attention=True, upcast_softmax=True),
     "attention-qk-norm": _attention("query-key norm", qk_norm="layer_norm"),
     "attention-residual": _attention("residual", residual_connection=True, bias=True),
-    "attention-cross": _attention("cross", kind="cross_attention", forward=attend_across,
-                                  cross_attention_dim=lambda c: c.d_model),
-    "block": Subject(kind="layer", name="diffusers BasicTransformerBlock", build=build_block, forward=run_block,
-                     mask_forms=("padding",), declares={"causal": False, "positions": "none"}),
+    "attention-cross": _attention(
+        "cross", kind="cross_attention", forward=attend_across, cross_attention_dim=lambda c: c.d_model
+    ),
+    "block": Subject(
+        kind="layer",
+        name="diffusers BasicTransformerBlock",
+        build=build_block,
+        forward=run_block,
+        mask_forms=("padding",),
+        declares={"causal": False, "positions": "none"},
+    ),
     "block-sinusoidal": Subject(
-        kind="layer", name="diffusers BasicTransformerBlock (sinusoidal)", forward=run_block, mask_forms=("padding",),
+        kind="layer",
+        name="diffusers BasicTransformerBlock (sinusoidal)",
+        forward=run_block,
+        mask_forms=("padding",),
         build=partial(build_block, positional_embeddings="sinusoidal", num_positional_embeddings=64),
         declares={"causal": False},
     ),
     **{
-        f"feed-forward-{name}": Subject(kind="feed_forward", name=f"diffusers FeedForward ({name})",
-                                        build=partial(build_feed_forward, activation=name), forward=call)
+        f"feed-forward-{name}": Subject(
+            kind="feed_forward",
+            name=f"diffusers FeedForward ({name})",
+            build=partial(build_feed_forward, activation=name),
+            forward=call,
+        )
         for name in ("gelu", "gelu-approximate", "geglu", "swiglu")
     },
-}  # fmt: skip
+}

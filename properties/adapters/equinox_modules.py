@@ -1,4 +1,4 @@
-"""equinox: attention, norms and rotary positions, as torch modules through arrays. It works on one sample; vmap adds the batch."""
+"""equinox: attention and norms as torch modules through arrays. It works on one sample; vmap adds the batch."""
 
 from __future__ import annotations
 
@@ -39,51 +39,51 @@ def build_norm(config: Any, name: str) -> nn.Module:
     return JaxModule(params, lambda params, x: jax.vmap(jax.vmap(equinox.combine(params, rest)))(x))
 
 
-def rotate(model: Any, x: Any, positions: Any) -> Any:
-    """Rotate x `[B, H, T, K]` at positions 0 .. T - 1, which are all that it knows; others are cut out of them."""
-    return model(x, positions)
-
-
-def build_rotary(config: Any) -> nn.Module:
-    """Return rotary positions for the drawn head width."""
-    import equinox
-    import jax
-    import jax.numpy as jnp
-
-    layer = equinox.nn.RotaryPositionalEmbedding(embedding_size=config.d_head)
-
-    def apply(params: Any, x: Any, positions: Any) -> Any:
-        longest = int(positions.max()) + 1
-
-        def one(head: Any) -> Any:
-            whole = jnp.zeros((longest, head.shape[-1]), head.dtype).at[positions].set(head)
-            return layer(whole)[positions]
-
-        return jax.vmap(jax.vmap(one))(x)
-
-    return JaxModule({}, apply)
-
-
 SHIPPED = {
     "attention": Subject(
-        kind="self_attention", name="equinox MultiheadAttention", build=build_attention, forward=attend,
-        mask_forms=("padding", "pairwise"), declares={"causal": False, "positions": "none", "bias": False},
+        kind="self_attention",
+        name="equinox MultiheadAttention",
+        build=build_attention,
+        forward=attend,
+        mask_forms=("padding", "pairwise"),
+        declares={"causal": False, "positions": "none", "bias": False},
     ),
     "attention-bias": Subject(
-        kind="self_attention", name="equinox MultiheadAttention (biases)", forward=attend,
-        build=partial(build_attention, use_query_bias=True, use_key_bias=True, use_value_bias=True, use_output_bias=True),
-        mask_forms=("padding", "pairwise"), declares={"causal": False, "positions": "none", "bias": True},
+        kind="self_attention",
+        name="equinox MultiheadAttention (biases)",
+        forward=attend,
+        build=partial(
+            build_attention, use_query_bias=True, use_key_bias=True, use_value_bias=True, use_output_bias=True
+        ),
+        mask_forms=("padding", "pairwise"),
+        declares={"causal": False, "positions": "none", "bias": True},
     ),
     "attention-causal": Subject(
-        kind="self_attention", name="equinox MultiheadAttention (causal)", build=build_attention,
-        forward=partial(attend, causal=True), mask_forms=("padding",), declares={"causal": True, "positions": "none"},
+        kind="self_attention",
+        name="equinox MultiheadAttention (causal)",
+        build=build_attention,
+        forward=partial(attend, causal=True),
+        mask_forms=("padding",),
+        declares={"causal": True, "positions": "none"},
     ),
     "attention-cross": Subject(
-        kind="cross_attention", name="equinox MultiheadAttention (cross)", build=build_attention, forward=attend_across,
+        kind="cross_attention",
+        name="equinox MultiheadAttention (cross)",
+        build=build_attention,
+        forward=attend_across,
     ),
-    "layer-norm": Subject(kind="norm", name="equinox LayerNorm", build=partial(build_norm, name="LayerNorm"), forward=call,
-                          declares={"norm": "layer"}),
-    "rms-norm": Subject(kind="norm", name="equinox RMSNorm", build=partial(build_norm, name="RMSNorm"), forward=call,
-                        declares={"norm": "rms"}),
-    "rotary": Subject(kind="rotary", name="equinox RotaryPositionalEmbedding", build=build_rotary, forward=rotate),
-}  # fmt: skip
+    "layer-norm": Subject(
+        kind="norm",
+        name="equinox LayerNorm",
+        build=partial(build_norm, name="LayerNorm"),
+        forward=call,
+        declares={"norm": "layer"},
+    ),
+    "rms-norm": Subject(
+        kind="norm",
+        name="equinox RMSNorm",
+        build=partial(build_norm, name="RMSNorm"),
+        forward=call,
+        declares={"norm": "rms"},
+    ),
+}

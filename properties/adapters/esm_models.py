@@ -19,7 +19,7 @@ def build(config: Any) -> nn.Module:
     """Return an ESM-2 of the drawn sizes."""
     from esm.model.esm2 import ESM2
 
-    return ESM2(config.num_layers, config.d_model, config.num_heads)  # type: ignore[no-any-return]
+    return ESM2(config.num_layers, config.d_model, config.num_heads)
 
 
 def build_first(config: Any) -> nn.Module:
@@ -33,7 +33,7 @@ def build_first(config: Any) -> nn.Module:
         attention_heads=config.num_heads, max_positions=config.max_len, token_dropout=True, emb_layer_norm_before=True,
         logit_bias=True,
     )  # fmt: skip
-    return ProteinBertModel(settings, alphabet)  # type: ignore[no-any-return]
+    return ProteinBertModel(settings, alphabet)
 
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:

@@ -40,8 +40,8 @@ def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
     import jax.numpy as jnp
     from flax import linen
 
-    class Block(linen.Module):
-        @linen.compact
+    class Block(linen.Module):  # type: ignore[misc]
+        @linen.compact  # type: ignore[untyped-decorator]
         def __call__(self, x: Any, mask: Any = None) -> Any:
             attention = linen.MultiHeadDotProductAttention(config.num_heads, deterministic=True, dtype=x.dtype)
             if causal:
@@ -72,9 +72,13 @@ def build_nnx_attention(config: Any, **options: Any) -> nn.Module:
     from flax import nnx
 
     layer = nnx.MultiHeadAttention(
-        num_heads=config.num_heads, in_features=config.d_model, decode=False, deterministic=True, rngs=nnx.Rngs(0),
+        num_heads=config.num_heads,
+        in_features=config.d_model,
+        decode=False,
+        deterministic=True,
+        rngs=nnx.Rngs(0),
         **options,
-    )  # fmt: skip
+    )
     graph, params, rest = nnx.split(layer, nnx.Param, ...)
 
     def apply(params: Any, x: Any, memory: Any, mask: Any = None) -> Any:
@@ -124,35 +128,78 @@ def _pairs(x: Any, attention_mask: Any, causal: bool) -> Any:
 
 def _attention(label: str, build: Any, causal: bool = False, **facts: Any) -> Subject:
     return Subject(
-        kind="self_attention", name=f"flax {label}", build=build, forward=partial(attend, causal=causal),
-        mask_forms=("padding", "pairwise"), declares={"causal": causal, "positions": "none", **facts},
-    )  # fmt: skip
+        kind="self_attention",
+        name=f"flax {label}",
+        build=build,
+        forward=partial(attend, causal=causal),
+        mask_forms=("padding", "pairwise"),
+        declares={"causal": causal, "positions": "none", **facts},
+    )
 
 
 SHIPPED = {
     "linen-attention": _attention("linen.MultiHeadDotProductAttention", build_linen_attention),
-    "linen-attention-causal": _attention("linen.MultiHeadDotProductAttention (causal)", build_linen_attention, causal=True),
-    "linen-attention-qk-norm": _attention("linen.MultiHeadDotProductAttention (normalize_qk)",
-                                          partial(build_linen_attention, normalize_qk=True), query_key_norm=True),
+    "linen-attention-causal": _attention(
+        "linen.MultiHeadDotProductAttention (causal)", build_linen_attention, causal=True
+    ),
+    "linen-attention-qk-norm": _attention(
+        "linen.MultiHeadDotProductAttention (normalize_qk)",
+        partial(build_linen_attention, normalize_qk=True),
+        query_key_norm=True,
+    ),
     "linen-attention-cross": Subject(
-        kind="cross_attention", name="flax linen.MultiHeadDotProductAttention (cross)", build=build_linen_attention,
+        kind="cross_attention",
+        name="flax linen.MultiHeadDotProductAttention (cross)",
+        build=build_linen_attention,
         forward=attend_across,
     ),
-    "linen-block": Subject(kind="layer", name="flax linen block", build=build_linen_block, forward=call_block,
-                           mask_forms=("padding",), declares={"causal": False, "positions": "none"}),
-    "linen-block-causal": Subject(kind="layer", name="flax linen block (causal)",
-                                  build=partial(build_linen_block, causal=True), forward=call_block,
-                                  mask_forms=("padding",), declares={"causal": True, "positions": "none"}),
-    "linen-layer-norm": Subject(kind="norm", name="flax linen.LayerNorm", build=partial(build_linen_norm, name="LayerNorm"),
-                                forward=call, declares={"norm": "layer"}),
-    "linen-rms-norm": Subject(kind="norm", name="flax linen.RMSNorm", build=partial(build_linen_norm, name="RMSNorm"),
-                              forward=call, declares={"norm": "rms"}),
+    "linen-block": Subject(
+        kind="layer",
+        name="flax linen block",
+        build=build_linen_block,
+        forward=call_block,
+        mask_forms=("padding",),
+        declares={"causal": False, "positions": "none"},
+    ),
+    "linen-block-causal": Subject(
+        kind="layer",
+        name="flax linen block (causal)",
+        build=partial(build_linen_block, causal=True),
+        forward=call_block,
+        mask_forms=("padding",),
+        declares={"causal": True, "positions": "none"},
+    ),
+    "linen-layer-norm": Subject(
+        kind="norm",
+        name="flax linen.LayerNorm",
+        build=partial(build_linen_norm, name="LayerNorm"),
+        forward=call,
+        declares={"norm": "layer"},
+    ),
+    "linen-rms-norm": Subject(
+        kind="norm",
+        name="flax linen.RMSNorm",
+        build=partial(build_linen_norm, name="RMSNorm"),
+        forward=call,
+        declares={"norm": "rms"},
+    ),
     "nnx-attention": _attention("nnx.MultiHeadAttention", build_nnx_attention),
     "nnx-attention-causal": _attention("nnx.MultiHeadAttention (causal)", build_nnx_attention, causal=True),
-    "nnx-attention-qk-norm": _attention("nnx.MultiHeadAttention (normalize_qk)",
-                                        partial(build_nnx_attention, normalize_qk=True), query_key_norm=True),
-    "nnx-layer-norm": Subject(kind="norm", name="flax nnx.LayerNorm", build=partial(build_nnx_norm, name="LayerNorm"),
-                              forward=call, declares={"norm": "layer"}),
-    "nnx-rms-norm": Subject(kind="norm", name="flax nnx.RMSNorm", build=partial(build_nnx_norm, name="RMSNorm"),
-                            forward=call, declares={"norm": "rms"}),
-}  # fmt: skip
+    "nnx-attention-qk-norm": _attention(
+        "nnx.MultiHeadAttention (normalize_qk)", partial(build_nnx_attention, normalize_qk=True), query_key_norm=True
+    ),
+    "nnx-layer-norm": Subject(
+        kind="norm",
+        name="flax nnx.LayerNorm",
+        build=partial(build_nnx_norm, name="LayerNorm"),
+        forward=call,
+        declares={"norm": "layer"},
+    ),
+    "nnx-rms-norm": Subject(
+        kind="norm",
+        name="flax nnx.RMSNorm",
+        build=partial(build_nnx_norm, name="RMSNorm"),
+        forward=call,
+        declares={"norm": "rms"},
+    ),
+}

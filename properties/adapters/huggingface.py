@@ -112,7 +112,8 @@ def encode_embeddings(model: Any, x: Any) -> Any:
 
 def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
     """Return the logits `[B, T, V]` of chunks of tokens, one after another, through `past_key_values`."""
-    model, past, start, outputs = _prepared(model), None, 0, []
+    past: Any = None
+    model, start, outputs = _prepared(model), 0, []
     for number, chunk in enumerate(chunks):
         if number == 1 and reorder is not None:
             past.reorder_cache(reorder)
@@ -145,7 +146,7 @@ def _reordered(mask: Any, past: int, order: Any) -> Any:
 
 
 def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: int = 0) -> dict[str, Any]:
-    takes = _arguments(type(model))
+    takes = _arguments(model.__class__)
     given: dict[str, Any] = {"input_ids": tokens}
     if mask is not None and "attention_mask" in takes:
         given["attention_mask"] = mask.long()
@@ -157,8 +158,8 @@ def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: 
 
 
 @functools.cache
-def _arguments(model_class: type) -> frozenset[str]:
-    return frozenset(inspect.signature(model_class.forward).parameters)  # type: ignore[attr-defined]
+def _arguments(model_class: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 def _prepared(model: Any) -> Any:
@@ -186,7 +187,7 @@ def build(model_class: Any, config_class: Any, sizes: Any, **more: Any) -> nn.Mo
     config = small_configuration(config_class, sizes, **num_labels, **more)
     make = getattr(model_class, "from_config", None) or getattr(model_class, "_from_config", model_class)
     _insist_on_small(make, config)
-    return make(config)  # type: ignore[no-any-return]
+    return make(config)
 
 
 def _insist_on_small(make: Callable[[Any], nn.Module], config: Any) -> None:
@@ -232,7 +233,11 @@ class _Types(Mapping[str, Subject]):
         found |= dict.fromkeys(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "encoder_decoder")
         found |= dict.fromkeys(ENCODERS & set(found), "encoder")
         known = transformers().CONFIG_MAPPING
-        return {name: found[name] for name in sorted(set(found) - OTHER_INPUTS) if found[name] == "vision" or _reads_text_alone(known[name])}
+        return {
+            name: found[name]
+            for name in sorted(set(found) - OTHER_INPUTS)
+            if found[name] == "vision" or _reads_text_alone(known[name])
+        }
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)
@@ -335,14 +340,17 @@ def _backends(model_class: Any) -> dict[str, Callable[[], AbstractContextManager
 
 def recognise(thing: Any, kind: str | None = None) -> Subject | None:
     """Recognise model classes, instances and configurations, without importing the library for anything else."""
-    if not any(cls.__module__.startswith("transformers.") for cls in (thing if isinstance(thing, type) else type(thing)).__mro__):
+    if not any(
+        cls.__module__.startswith("transformers.")
+        for cls in (thing if isinstance(thing, type) else type(thing)).__mro__
+    ):
         return None
     library = transformers()
     if isinstance(thing, type):
         if issubclass(thing, library.PreTrainedModel):
             return subject_of_class(thing)
         if issubclass(thing, library.PreTrainedConfig):
-            return SHIPPED[thing.model_type]
+            return SHIPPED[str(getattr(thing, "model_type", ""))]
         return None
     if isinstance(thing, library.PreTrainedConfig):
         return SHIPPED[thing.model_type]

@@ -12,11 +12,13 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
 """Model type to facts. What is not here is probed."""
 
 SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "neomme": {"num_heads": (2,)},  # its two rotary axes need a quarter of the head to be a multiple of four
+    "mimo_v2_flash": {"num_heads": (2,)},
     "codegen": {"num_heads": (4,)},  # its heads are split over four parts of the released TPU layout
 }
 """Model type to sizes that it is limited to."""
 
-ENCODERS = frozenset({"cpmant"})
+ENCODERS = frozenset({"cpmant", "xlnet"})
 """Model types registered for language modelling whose stack is called as an encoder."""
 
 WITHOUT_MASK = frozenset({"cpmant"})  # its attention_mask is a placeholder; padding is told by the token 0

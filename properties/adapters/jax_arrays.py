@@ -1,14 +1,17 @@
-"""A JAX function as a torch module: its parameters are torch parameters, arrays cross by DLPack, gradients by `jax.vjp`.
+"""A JAX function as a torch module: parameters of torch, arrays that cross by DLPack, gradients by `jax.vjp`.
 
-So everything that holds for a torch module is asked of a JAX one: gradients, dtypes, copies, state dicts, parameter counts.
+So everything that is asked of a torch module is asked of a JAX one: gradients, dtypes, copies, state dicts, counts.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import Tensor, nn
 
 
@@ -29,36 +32,64 @@ class JaxModule(nn.Module):
         super().__init__()
         import jax
 
-        leaves, self.structure = jax.tree_util.tree_flatten(params)
+        leaves, structure = jax.tree_util.tree_flatten(params)
         self.leaves = nn.ParameterList([nn.Parameter(_to_torch(leaf).clone()) for leaf in leaves])
-        self.apply_in_jax = apply
+        self.function = _Function(apply, structure)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Call the function; gradients flow to the parameters and to floating point inputs."""
-        found: Tensor = _Through.apply(self.apply_in_jax, self.structure, len(self.leaves), *self.leaves, *inputs)
+        found: Tensor = _Through.apply(self.function, len(self.leaves), *self.leaves, *inputs)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Function:
+    """What a module computes; copies of the module share it, since it holds no state."""
+
+    apply: Callable[..., Any]
+    structure: Any
+
+    def __deepcopy__(self, memo: Any) -> _Function:
+        return self
+
+
+@functools.cache
+def _compiled(function: _Function, count: int, floating: tuple[int, ...], pulls: bool) -> Any:
+    """Return a jitted function of all arrays: the output, and what pulls gradients back if asked for."""
+    import jax
+
+    def run(*arrays: Any) -> Any:
+        def call(*varied: Any) -> Any:
+            given = list(arrays)
+            for index, value in zip(floating, varied, strict=True):
+                given[index] = value
+            return function.apply(jax.tree_util.tree_unflatten(function.structure, given[:count]), *given[count:])
+
+        varied = [arrays[i] for i in floating]
+        return jax.vjp(call, *varied) if pulls else (call(*varied), None)
+
+    return jax.jit(run)
+
+
+@functools.cache
+def _pulling_back() -> Any:
+    import jax
+
+    return jax.jit(lambda pull_back, gradient: pull_back(gradient))
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, apply: Callable[..., Any], structure: Any, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, function: _Function, count: int, *tensors: Tensor) -> Tensor:
         import jax
 
-        floating = [i for i, t in enumerate(tensors) if t.is_floating_point()]
-        with jax.enable_x64(any(t.dtype == torch.float64 for t in tensors)):
-            arrays = [_to_jax(t) for t in tensors]
-
-            def call(*varied: Any) -> Any:
-                given = list(arrays)
-                for index, value in zip(floating, varied, strict=True):
-                    given[index] = value
-                return apply(jax.tree_util.tree_unflatten(structure, given[:count]), *given[count:])
-
-            if any(t.requires_grad for t in tensors):
-                output, ctx.pull_back = jax.vjp(call, *[arrays[i] for i in floating])
-            else:
-                output = call(*[arrays[i] for i in floating])
-            ctx.floating, ctx.number, ctx.wide = floating, len(tensors), output.dtype == "float64"
+        floating = tuple(i for i, t in enumerate(tensors) if t.is_floating_point())
+        wide = any(t.dtype == torch.float64 for t in tensors)
+        pulls = any(t.requires_grad for t in tensors)
+        with jax.enable_x64(wide):
+            run = _compiled(function, count, floating, pulls)
+            output, ctx.pull_back = run(*[_to_jax(t) for t in tensors])
+            ctx.floating, ctx.number, ctx.wide = floating, len(tensors), wide
             return _to_torch(output).clone()
 
     @staticmethod
@@ -66,11 +97,11 @@ class _Through(torch.autograd.Function):
         import jax
 
         with jax.enable_x64(ctx.wide):
-            found = ctx.pull_back(_to_jax(gradients[0]))
+            found = _pulling_back()(ctx.pull_back, _to_jax(gradients[0]))
             given: list[Any] = [None] * ctx.number
             for index, value in zip(ctx.floating, found, strict=True):
                 given[index] = _to_torch(value).clone()
-        return None, None, None, *given
+        return None, None, *given
 
 
 def _to_jax(tensor: Tensor) -> Any:
@@ -83,4 +114,4 @@ def _to_jax(tensor: Tensor) -> Any:
 
 
 def _to_torch(array: Any) -> Tensor:
-    return torch.from_dlpack(array)
+    return torch.utils.dlpack.from_dlpack(array)

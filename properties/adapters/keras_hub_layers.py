@@ -33,12 +33,12 @@ def build_decoder(config: Any, **options: Any) -> nn.Module:
 
 def build_sinusoids(config: Any) -> nn.Module:
     """Return keras-hub's sinusoidal positions."""
-    return _hub().layers.SinePositionEncoding()  # type: ignore[no-any-return]
+    return _hub().layers.SinePositionEncoding()
 
 
 def build_rotary(config: Any) -> nn.Module:
     """Return keras-hub's rotary positions."""
-    return _hub().layers.RotaryEmbedding(sequence_axis=2, feature_axis=3)  # type: ignore[no-any-return]
+    return _hub().layers.RotaryEmbedding(sequence_axis=2, feature_axis=3)
 
 
 def run_encoder(model: Any, x: Any, attention_mask: Any = None) -> Any:

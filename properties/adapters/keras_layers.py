@@ -31,8 +31,8 @@ def with_weights(layer: Any, *shapes: tuple[Any, ...]) -> nn.Module:
     """Make the weights of a layer by a call on the CPU."""
     layer(*[torch.zeros(shape) for shape in shapes])
     for parameter in layer.parameters():
-        parameter.requires_grad_(True)
-    return layer  # type: ignore[no-any-return]
+        parameter.requires_grad_(parameter.is_floating_point())  # a dropout keeps the state of its seeds as integers
+    return layer
 
 
 def build_attention(config: Any, layer: str = "MultiHeadAttention", **options: Any) -> nn.Module:
@@ -53,7 +53,7 @@ def build_norm(config: Any, name: str) -> nn.Module:
 
 def build_softmax(config: Any) -> nn.Module:
     """Return the softmax layer."""
-    return keras_on_torch().layers.Softmax()  # type: ignore[no-any-return]
+    return keras_on_torch().layers.Softmax()
 
 
 def attend(model: Any, x: Any, attention_mask: Any = None, causal: bool = False) -> Any:
@@ -78,23 +78,40 @@ def softmax(model: Any, scores: Any) -> Any:
 
 def _attention(label: str, causal: bool = False, **options: Any) -> Subject:
     return Subject(
-        kind="self_attention", name=f"keras {label}", build=partial(build_attention, **options),
-        forward=partial(attend, causal=causal), mask_forms=("padding", "pairwise"),
+        kind="self_attention",
+        name=f"keras {label}",
+        build=partial(build_attention, **options),
+        forward=partial(attend, causal=causal),
+        mask_forms=("padding", "pairwise"),
         declares={"causal": causal, "positions": "none"},
-    )  # fmt: skip
+    )
 
 
 SHIPPED = {
     "attention": _attention("MultiHeadAttention"),
     "attention-no-bias": _attention("MultiHeadAttention (no bias)", use_bias=False),
     "attention-causal": _attention("MultiHeadAttention (causal)", causal=True),
-    "attention-grouped": _attention("GroupedQueryAttention", layer="GroupQueryAttention",
-                                    num_key_value_heads=lambda c: 1 if c.num_heads % 2 else c.num_heads // 2),
-    "attention-cross": Subject(kind="cross_attention", name="keras MultiHeadAttention (cross)", build=build_attention,
-                               forward=attend_across),
+    "attention-grouped": _attention(
+        "GroupedQueryAttention",
+        layer="GroupQueryAttention",
+        num_key_value_heads=lambda c: 1 if c.num_heads % 2 else c.num_heads // 2,
+    ),
+    "attention-cross": Subject(
+        kind="cross_attention", name="keras MultiHeadAttention (cross)", build=build_attention, forward=attend_across
+    ),
     "softmax": Subject(kind="softmax", name="keras Softmax", build=build_softmax, forward=softmax),
-    "layer-norm": Subject(kind="norm", name="keras LayerNormalization",
-                          build=partial(build_norm, name="LayerNormalization"), forward=call, declares={"norm": "layer"}),
-    "rms-norm": Subject(kind="norm", name="keras RMSNormalization", build=partial(build_norm, name="RMSNormalization"),
-                        forward=call, declares={"norm": "rms"}),
-}  # fmt: skip
+    "layer-norm": Subject(
+        kind="norm",
+        name="keras LayerNormalization",
+        build=partial(build_norm, name="LayerNormalization"),
+        forward=call,
+        declares={"norm": "layer"},
+    ),
+    "rms-norm": Subject(
+        kind="norm",
+        name="keras RMSNormalization",
+        build=partial(build_norm, name="RMSNormalization"),
+        forward=call,
+        declares={"norm": "rms"},
+    ),
+}

@@ -15,13 +15,18 @@ def build_linear(config: Any, **options: Any) -> nn.Module:
     """Return a LinearAttentionTransformerLM."""
     from linear_attention_transformer import LinearAttentionTransformerLM
 
-    return LinearAttentionTransformerLM(  # type: ignore[no-any-return]
-        config.vocab_size, config.d_model, config.num_layers, config.max_len, heads=config.num_heads,
-        dim_head=config.d_head, attn_dropout=config.dropout, ff_dropout=config.dropout, use_axial_pos_emb=False,
+    return LinearAttentionTransformerLM(
+        config.vocab_size,
+        config.d_model,
+        config.num_layers,
+        config.max_len,
+        heads=config.num_heads,
+        dim_head=config.d_head,
+        attn_dropout=config.dropout,
+        ff_dropout=config.dropout,
+        use_axial_pos_emb=False,
         **options,
     )
-
-
 
 
 SHIPPED = {

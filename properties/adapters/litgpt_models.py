@@ -18,12 +18,20 @@ def build(config: Any, released: str) -> nn.Module:
     from litgpt.model import GPT
 
     like = Config.from_name(released)
-    groups = config.num_heads if like.n_query_groups == like.n_head else min(config.num_key_value_heads, config.num_heads)
+    groups = (
+        config.num_heads if like.n_query_groups == like.n_head else min(config.num_key_value_heads, config.num_heads)
+    )
     sizes = {
-        "block_size": config.max_len, "vocab_size": config.vocab_size, "padded_vocab_size": config.vocab_size,
-        "n_layer": config.num_layers, "n_head": config.num_heads, "n_embd": config.d_model, "head_size": config.d_head,
-        "n_query_groups": 1 if like.n_query_groups == 1 else groups, "intermediate_size": config.d_ff,
-    }  # fmt: skip
+        "block_size": config.max_len,
+        "vocab_size": config.vocab_size,
+        "padded_vocab_size": config.vocab_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_embd": config.d_model,
+        "head_size": config.d_head,
+        "n_query_groups": 1 if like.n_query_groups == 1 else groups,
+        "intermediate_size": config.d_ff,
+    }
     if like.n_expert:
         sizes |= {"n_expert": 4, "n_expert_per_token": 2}
         if like.moe_intermediate_size:
@@ -60,16 +68,36 @@ def cached(model: Any, chunks: Any) -> Any:
 
 
 _RELEASED: Mapping[str, str] = {
-    "pythia": "pythia-14m", "llama2": "Llama-2-7b-hf", "llama3": "Llama-3-8B", "llama3_1": "Llama-3.1-8B",
-    "falcon": "falcon-7b", "stablelm": "stablelm-3b-4e1t", "phi2": "phi-2", "phi3": "Phi-3-mini-4k-instruct",
-    "gemma": "Gemma-2b", "gemma2": "Gemma-2-2b", "gemma3": "Gemma-3-1b-it", "mistral": "Mistral-7B-v0.1",
-    "mixtral": "Mixtral-8x7B-v0.1", "olmo": "OLMo-1B-hf", "olmo2": "OLMo-2-1124-7B", "qwen2_5": "Qwen2.5-0.5B",
-    "qwen3": "Qwen3-0.6B", "codegemma": "CodeGemma-7b-it", "smollm2": "SmolLM2-135M", "tiny-llama": "tiny-llama-1.1b",
-}  # fmt: skip
+    "pythia": "pythia-14m",
+    "llama2": "Llama-2-7b-hf",
+    "llama3": "Llama-3-8B",
+    "llama3_1": "Llama-3.1-8B",
+    "falcon": "falcon-7b",
+    "stablelm": "stablelm-3b-4e1t",
+    "phi2": "phi-2",
+    "phi3": "Phi-3-mini-4k-instruct",
+    "gemma": "Gemma-2b",
+    "gemma2": "Gemma-2-2b",
+    "gemma3": "Gemma-3-1b-it",
+    "mistral": "Mistral-7B-v0.1",
+    "mixtral": "Mixtral-8x7B-v0.1",
+    "olmo": "OLMo-1B-hf",
+    "olmo2": "OLMo-2-1124-7B",
+    "qwen2_5": "Qwen2.5-0.5B",
+    "qwen3": "Qwen3-0.6B",
+    "codegemma": "CodeGemma-7b-it",
+    "smollm2": "SmolLM2-135M",
+    "tiny-llama": "tiny-llama-1.1b",
+}
 SHIPPED = {
     name: Subject(
-        kind="decoder", name=f"litgpt {released}", build=partial(build, released=released), forward=forward, cache=cached,
-        mask_forms=(), domain={"d_model": (16, 32), "num_heads": (2, 4), "num_key_value_heads": (2,), "max_len": (40,)},
+        kind="decoder",
+        name=f"litgpt {released}",
+        build=partial(build, released=released),
+        forward=forward,
+        cache=cached,
+        mask_forms=(),
+        domain={"d_model": (16, 32), "num_heads": (2, 4), "num_key_value_heads": (2,), "max_len": (40,)},
     )
     for name, released in _RELEASED.items()
-}  # fmt: skip
+}

@@ -15,9 +15,15 @@ def build_efficient(config: Any, **options: Any) -> nn.Module:
     """Return memory-efficient attention with small buckets."""
     from memory_efficient_attention_pytorch import Attention
 
-    return Attention(  # type: ignore[no-any-return]
-        dim=config.d_model, heads=config.num_heads, dim_head=config.d_head, dropout=config.dropout,
-        memory_efficient=True, q_bucket_size=4, k_bucket_size=3, **options,
+    return Attention(
+        dim=config.d_model,
+        heads=config.num_heads,
+        dim_head=config.d_head,
+        dropout=config.dropout,
+        memory_efficient=True,
+        q_bucket_size=4,
+        k_bucket_size=3,
+        **options,
     )
 
 
@@ -25,9 +31,17 @@ def build_flash(config: Any, **options: Any) -> nn.Module:
     """Return a language model of memory-efficient-attention-pytorch over its flash attention written in torch."""
     from memory_efficient_attention_pytorch.transformer import Transformer
 
-    return Transformer(  # type: ignore[no-any-return]
-        num_tokens=config.vocab_size, max_seq_len=config.max_len, dim=config.d_model, depth=config.num_layers,
-        dim_head=config.d_head, heads=config.num_heads, causal=True, q_bucket_size=4, k_bucket_size=4, **options,
+    return Transformer(
+        num_tokens=config.vocab_size,
+        max_seq_len=config.max_len,
+        dim=config.d_model,
+        depth=config.num_layers,
+        dim_head=config.d_head,
+        heads=config.num_heads,
+        causal=True,
+        q_bucket_size=4,
+        k_bucket_size=4,
+        **options,
     )
 
 

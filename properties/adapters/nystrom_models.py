@@ -14,10 +14,16 @@ def build_nystrom(config: Any) -> nn.Module:
     """Return Nystrom attention with more landmarks than tokens, where the approximation is none."""
     from nystrom_attention import NystromAttention
 
-    return NystromAttention(config.d_model, dim_head=config.d_head, heads=config.num_heads, num_landmarks=4)  # type: ignore[no-any-return]
+    return NystromAttention(config.d_model, dim_head=config.d_head, heads=config.num_heads, num_landmarks=4)
 
 
 SHIPPED = {
-    "attention": Subject(kind="self_attention", name="nystrom-attention NystromAttention", build=build_nystrom,
-                         forward=call_with_mask, mask_forms=("padding",), declares={"causal": False}),
-}  # fmt: skip
+    "attention": Subject(
+        kind="self_attention",
+        name="nystrom-attention NystromAttention",
+        build=build_nystrom,
+        forward=call_with_mask,
+        mask_forms=("padding",),
+        declares={"causal": False, "batch_coupled": True},
+    ),
+}

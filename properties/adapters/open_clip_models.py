@@ -22,14 +22,14 @@ def _library() -> Any:
 
 def build(config: Any, **options: Any) -> nn.Module:
     """Return a stack of blocks of the drawn sizes."""
-    return _library().Transformer(  # type: ignore[no-any-return]
+    return _library().Transformer(
         config.d_model, config.num_layers, config.num_heads, mlp_ratio=config.d_ff / config.d_model, **options
     )
 
 
 def build_text(config: Any, **options: Any) -> nn.Module:
     """Return a text tower that gives all of its tokens."""
-    return _library().TextTransformer(  # type: ignore[no-any-return]
+    return _library().TextTransformer(
         context_length=config.max_len, vocab_size=config.vocab_size + 2, width=config.d_model, heads=config.num_heads,
         layers=config.num_layers, mlp_ratio=config.d_ff / config.d_model, output_dim=config.d_model, output_tokens=True,
         pad_id=config.vocab_size, eos_id=config.vocab_size + 1, **options,

@@ -15,10 +15,18 @@ def build_performer(config: Any, **options: Any) -> nn.Module:
     """Return a PerformerLM; its random features are drawn once."""
     from performer_pytorch import PerformerLM
 
-    return PerformerLM(  # type: ignore[no-any-return]
-        num_tokens=config.vocab_size, max_seq_len=config.max_len, dim=config.d_model, depth=config.num_layers,
-        heads=config.num_heads, dim_head=config.d_head, feature_redraw_interval=None, attn_dropout=config.dropout,
-        ff_dropout=config.dropout, emb_dropout=config.dropout, **options,
+    return PerformerLM(
+        num_tokens=config.vocab_size,
+        max_seq_len=config.max_len,
+        dim=config.d_model,
+        depth=config.num_layers,
+        heads=config.num_heads,
+        dim_head=config.d_head,
+        feature_redraw_interval=None,
+        attn_dropout=config.dropout,
+        ff_dropout=config.dropout,
+        emb_dropout=config.dropout,
+        **options,
     )
 
 

@@ -1,4 +1,4 @@
-"""Calls that fit many libraries: a model of tokens or embeddings, without or with a mask under one of the usual names."""
+"""Calls that fit many libraries: a model of tokens or embeddings, with or without a mask of one of the usual names."""
 
 from __future__ import annotations
 

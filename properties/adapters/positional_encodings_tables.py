@@ -14,7 +14,7 @@ def build_sinusoidal(config: Any) -> nn.Module:
     """Return the encoding of one dimension for the drawn width."""
     from positional_encodings.torch_encodings import PositionalEncoding1D
 
-    return PositionalEncoding1D(config.d_model)  # type: ignore[no-any-return]
+    return PositionalEncoding1D(config.d_model)
 
 
 def table(model: Any, length: int) -> Any:

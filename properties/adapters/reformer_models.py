@@ -15,13 +15,21 @@ def build_reformer(config: Any, **options: Any) -> nn.Module:
     """Return a ReformerLM with full attention up to its threshold, so that no bucket is drawn at random."""
     from reformer_pytorch import ReformerLM
 
-    return ReformerLM(  # type: ignore[no-any-return]
-        config.vocab_size, config.d_model, config.num_layers, config.max_len, heads=config.num_heads,
-        dim_head=config.d_head, bucket_size=4, ff_chunks=1, lsh_dropout=config.dropout, ff_dropout=config.dropout,
-        fixed_position_emb=True, use_full_attn=True, **options,
+    return ReformerLM(
+        config.vocab_size,
+        config.d_model,
+        config.num_layers,
+        config.max_len,
+        heads=config.num_heads,
+        dim_head=config.d_head,
+        bucket_size=4,
+        ff_chunks=1,
+        lsh_dropout=config.dropout,
+        ff_dropout=config.dropout,
+        fixed_position_emb=True,
+        use_full_attn=True,
+        **options,
     )
-
-
 
 
 SHIPPED = {

@@ -14,7 +14,7 @@ def build_rotary(config: Any, **options: Any) -> nn.Module:
     """Return the rotary embedding for the drawn head width."""
     from rotary_embedding_torch import RotaryEmbedding
 
-    return RotaryEmbedding(dim=config.d_head, cache_if_possible=False, **options)  # type: ignore[no-any-return]
+    return RotaryEmbedding(dim=config.d_head, cache_if_possible=False, **options)
 
 
 def rotate(model: Any, x: Any, positions: Any) -> Any:

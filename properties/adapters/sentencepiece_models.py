@@ -16,10 +16,18 @@ def _trained(algorithm: str, byte_fallback: bool) -> Any:
 
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(made_text(2000).split(".")), model_writer=buffer, vocab_size=400 if byte_fallback else 120,
-        model_type=algorithm, normalization_rule_name="identity", add_dummy_prefix=False, hard_vocab_limit=False,
-        remove_extra_whitespaces=False, byte_fallback=byte_fallback, minloglevel=2, num_threads=1,
-    )  # fmt: skip
+        sentence_iterator=iter(made_text(2000).split(".")),
+        model_writer=buffer,
+        vocab_size=400 if byte_fallback else 120,
+        model_type=algorithm,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=False,
+        byte_fallback=byte_fallback,
+        minloglevel=2,
+        num_threads=1,
+    )
     return sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
 
 
@@ -50,19 +58,30 @@ def vocabulary(model: Any) -> dict[str, int]:
 
 def scores(model: Any) -> dict[str, float]:
     """Return piece to log probability, of the pieces that segment text."""
-    kept = [i for i in range(model.get_piece_size()) if not (model.is_control(i) or model.is_unknown(i) or model.is_byte(i))]
+    kept = [
+        i for i in range(model.get_piece_size()) if not (model.is_control(i) or model.is_unknown(i) or model.is_byte(i))
+    ]
     return {model.id_to_piece(i): model.get_score(i) for i in kept}
 
 
 SHIPPED = {
     "unigram": Subject(
-        kind="tokenizer", name="sentencepiece unigram", build=partial(build, algorithm="unigram", byte_fallback=False),
-        forward=encode, decode=decode, words=whole_text, vocabulary=vocabulary, scores=scores,
+        kind="tokenizer",
+        name="sentencepiece unigram",
+        build=partial(build, algorithm="unigram", byte_fallback=False),
+        forward=encode,
+        decode=decode,
+        words=whole_text,
+        vocabulary=vocabulary,
+        scores=scores,
         declares={"algorithm": "unigram"},
     ),
     "bpe-bytes": Subject(
-        kind="tokenizer", name="sentencepiece BPE (byte fallback)",
-        build=partial(build, algorithm="bpe", byte_fallback=True), forward=encode, decode=decode,
+        kind="tokenizer",
+        name="sentencepiece BPE (byte fallback)",
+        build=partial(build, algorithm="bpe", byte_fallback=True),
+        forward=encode,
+        decode=decode,
         declares={"algorithm": "other", "reversible": True},
     ),
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""From any configuration class of Hugging Face transformers to a small configuration of it, with random weights in mind.
+"""From any configuration class of Hugging Face transformers to a small configuration of it.
 
 Libraries name the same size in a hundred ways. One table of name patterns gives each size a small value; lists with one
 entry a layer are cut so that every kind of layer stays; configurations inside configurations are shrunk too.
@@ -19,38 +19,92 @@ Rule = Callable[[DrawnConfig], Any]
 
 _RULES: tuple[tuple[str, Rule], ...] = (
     # experts and routing before sizes: their names contain those
-    (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts|moe_top_k|num_selected_experts|expert_top_k|ffn_top_k)", lambda c: 2),
-    (r"(topk_group|topk_groups)", lambda c: 1),
-    (r"(n_group|num_expert_group\w*|expert_group_num|n_groups|num_groups)", lambda c: 2),
+    (
+        r"num_experts_per_tok num_experts_per_token moe_k moe_topk top_k_experts moe_top_k "
+        r"num_selected_experts expert_top_k ffn_top_k",
+        lambda c: 2,
+    ),
+    (r"topk_group topk_groups", lambda c: 1),
+    (r"n_group num_expert_group\w* expert_group_num n_groups num_groups", lambda c: 2),
     (r"mamba_n_groups", lambda c: 1),
-    (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|experts_num|n_experts)", lambda c: 4),
-    (r"(n_shared_experts|num_shared_experts|num_shared_expert|moe_num_shared_experts)", lambda c: 1),
-    (r"(first_k_dense_replace|moe_layer_start_index|num_dense_layers|first_dense_layers|num_nextn_predict_layers|num_dense_layer|mtp_num_layers|num_kv_shared_layers)", lambda c: 0),
-    (r"(expert_capacity)", lambda c: 64),
+    (
+        r"num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts experts_num "
+        r"n_experts",
+        lambda c: 4,
+    ),
+    (
+        r"n_shared_experts num_shared_experts num_shared_expert moe_num_shared_experts",
+        lambda c: 1,
+    ),
+    (
+        r"first_k_dense_replace moe_layer_start_index num_dense_layers first_dense_layers "
+        r"num_nextn_predict_layers num_dense_layer mtp_num_layers num_kv_shared_layers",
+        lambda c: 0,
+    ),
+    (r"expert_capacity", lambda c: 64),
     # heads
-    (r"(num_key_value_heads|num_kv_heads|n_head_kv|kv_heads|num_attention_groups|num_global_key_value_heads|swa_num_key_value_heads|num_query_groups)", lambda c: c.num_key_value_heads),
-    (r"(n_heads?|num_heads|h|nhead|attention_heads|num_qk_heads|num_v_heads|rnn_heads|num_attention_head|\w*attention_heads|linear_num_\w*heads|index_n_heads|lightning_nh|num_attn_heads|\w+_num_heads|n_q_head|mamba_n_heads|n_mamba_heads|lightning_nkv)", lambda c: c.num_heads),
-    (r"(head_dim|d_kv|kv_channels|attention_head_size|dim_head|d_head|qk_nope_head_dim|qk_rope_head_dim|v_head_dim|head_size|attention_head_dim|index_head_dim|\w*head_dim|rotary_dim|rope_dim|key_length|value_length|attention_key_dim|lightning_head_dim)", lambda c: c.d_head),
-    (r"(kv_lora_rank|q_lora_rank|o_lora_rank|lora_rank|\w+_lora_rank|low_rank_dim|lora_dim)", lambda c: 16),
+    (
+        r"num_key_value_heads num_kv_heads n_head_kv kv_heads num_attention_groups "
+        r"num_global_key_value_heads swa_num_key_value_heads num_query_groups",
+        lambda c: c.num_key_value_heads,
+    ),
+    (
+        r"n_heads? num_heads h nhead attention_heads num_qk_heads num_v_heads rnn_heads num_attention_head "
+        r"\w*attention_heads linear_num_\w*heads index_n_heads lightning_nh num_attn_heads \w+_num_heads "
+        r"n_q_head mamba_n_heads n_mamba_heads lightning_nkv",
+        lambda c: c.num_heads,
+    ),
+    (
+        r"head_dim d_kv kv_channels attention_head_size dim_head d_head qk_nope_head_dim qk_rope_head_dim "
+        r"v_head_dim head_size attention_head_dim index_head_dim \w*head_dim rotary_dim rope_dim "
+        r"key_length value_length attention_key_dim lightning_head_dim",
+        lambda c: c.d_head,
+    ),
+    (
+        r"kv_lora_rank q_lora_rank o_lora_rank lora_rank \w+_lora_rank low_rank_dim lora_dim",
+        lambda c: 16,
+    ),
     # layers
-    (r"(num_layers|num_hidden_layers|n_layers?|depth|layers|encoder_layers|decoder_layers|num_decoder_layers|num_encoder_layers|\w*num_hidden_layers|\w*_num_layers)", lambda c: c.num_layers),
+    (
+        r"num_layers num_hidden_layers n_layers? depth layers encoder_layers decoder_layers "
+        r"num_decoder_layers num_encoder_layers \w*num_hidden_layers \w*_num_layers",
+        lambda c: c.num_layers,
+    ),
     # widths
-    (r"(d_ff|\w*ffn_dim|\w*intermediate_size\w*|n_inner|d_inner|ffn_hidden_size|\w*ffn_hidden_size|dim_ff|mlp_dim|hidden_dim|intermediate_dim|ffn_dim\w*|mlp_hidden_size|\w*intermediate_dim|feed_forward_size|moe_intermediate_size)", lambda c: c.d_ff),
-    (r"(hidden_size|d_model|n_embd|embed_dim|dim|emb_dim|embedding_size|embedding_dim|word_embed_proj_dim|\w*hidden_size|d_embed|model_dim|encoder_width|lru_width|projection_dim|attention_hidden_size|input_embedding_size|dim_model|token_embedding_size)", lambda c: c.d_model),
+    (
+        r"d_ff \w*ffn_dim \w*intermediate_size\w* n_inner d_inner ffn_hidden_size \w*ffn_hidden_size "
+        r"dim_ff mlp_dim hidden_dim intermediate_dim ffn_dim\w* mlp_hidden_size \w*intermediate_dim "
+        r"feed_forward_size moe_intermediate_size",
+        lambda c: c.d_ff,
+    ),
+    (
+        r"hidden_size d_model n_embd embed_dim dim emb_dim embedding_size embedding_dim "
+        r"word_embed_proj_dim \w*hidden_size d_embed model_dim encoder_width lru_width projection_dim "
+        r"attention_hidden_size input_embedding_size dim_model token_embedding_size",
+        lambda c: c.d_model,
+    ),
     # vocabulary and lengths
-    (r"(\w*vocab_size\w*|n_token|n_words|vocabulary_size)", lambda c: c.vocab_size + SPECIAL_TOKENS),
-    (r"(max_position_embeddings|n_positions|max_len|n_ctx|max_seq_len|context_length|max_sequence_length|max_source_positions|max_target_positions|seq_length|max_encoder_position_embeddings|\w*max_position_embeddings|prompt_length|max_seq_length|max_relative_positions)", lambda c: c.max_len + c.vocab_size + SPECIAL_TOKENS),
+    (r"\w*vocab_size\w* n_token n_words vocabulary_size", lambda c: c.vocab_size + SPECIAL_TOKENS),
+    (
+        r"max_position_embeddings n_positions max_len n_ctx max_seq_len context_length max_sequence_length "
+        r"max_source_positions max_target_positions seq_length max_encoder_position_embeddings "
+        r"\w*max_position_embeddings prompt_length max_seq_length max_relative_positions",
+        lambda c: c.max_len + c.vocab_size + SPECIAL_TOKENS,
+    ),
     # state-space and recurrent parts
-    (r"(state_size|ssm_state_size|mamba_d_state|\w*d_state)", lambda c: 4),
-    (r"(time_step_rank|mamba_dt_rank|dt_rank)", lambda c: 4),
-    (r"(chunk_size|mamba_chunk_size)", lambda c: 8),
-    (r"(mamba_d_head|mamba_headdim)", lambda c: 2 * c.d_model // c.num_heads),
-    (r"(mamba_d_ssm)", lambda c: 2 * c.d_model),
-    (r"(attention_window)", lambda c: 8),
+    (r"state_size ssm_state_size mamba_d_state \w*d_state", lambda c: 4),
+    (r"time_step_rank mamba_dt_rank dt_rank", lambda c: 4),
+    (r"chunk_size mamba_chunk_size", lambda c: 8),
+    (r"mamba_d_head mamba_headdim", lambda c: 2 * c.d_model // c.num_heads),
+    (r"mamba_d_ssm", lambda c: 2 * c.d_model),
+    (r"block_size", lambda c: 4),
+    (r"attention_window", lambda c: 8),
     # dropout
-    (r"(\w*dropout\w*|\w*_pdrop|\w*_drop|dropout_rate)", lambda c: c.dropout),
-    (r"(\w*layerdrop|router_jitter_noise|\w*jitter\w*|drop_path_rate)", lambda c: 0.0),
-)  # fmt: skip
+    (r"\w*dropout\w* \w*_pdrop \w*_drop dropout_rate", lambda c: c.dropout),
+    (r"\w*layerdrop router_jitter_noise \w*jitter\w* drop_path_rate", lambda c: 0.0),
+)
+"""Names of a size, as patterns separated by spaces, and what it becomes; the first row that names it counts."""
+
 
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "cls_token_id": 1,
            "sep_token_id": 2, "decoder_start_token_id": 0, "sos_token_id": 1, "unk_token_id": 3,
@@ -60,8 +114,11 @@ _UNSET = ("head_dim", "num_key_value_heads", "vocab_size")
 
 _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "mamba2": lambda c: {"head_dim": 2 * c.d_model // c.num_heads},
-    "reformer": lambda c: {"axial_pos_embds_dim": (c.d_model // 2,) * 2, "axial_pos_shape": (8, c.max_len // 8),
-                           "max_position_embeddings": c.max_len},
+    "reformer": lambda c: {
+        "axial_pos_embds_dim": (c.d_model // 2,) * 2,
+        "axial_pos_shape": (8, c.max_len // 8),
+        "max_position_embeddings": c.max_len,
+    },
     "bamba": lambda c: {"attn_layer_indices": [1]},
     "granitemoehybrid": lambda c: {"layer_types": ["mamba", "attention"]},
     "zamba2": lambda c: {"attention_hidden_size": 2 * c.d_model, "attention_head_dim": 2 * c.d_head},
@@ -128,8 +185,8 @@ def small_configuration(config_class: type, sizes: DrawnConfig, **more: Any) -> 
 def _small(name: str, value: Any, sizes: DrawnConfig) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    for pattern, rule in _RULES:
-        if re.fullmatch(pattern, name):
+    for names, rule in _RULES:
+        if any(re.fullmatch(pattern, name) for pattern in names.split()):
             small = rule(sizes)
             if isinstance(value, int) and isinstance(small, int) and value < small:
                 return None if value <= 1 else small  # one key-value head stays one, no layer stays none

@@ -19,7 +19,9 @@ def _encoding() -> Any:
 
     trained = BytePairEncoding.train([made_text()], _PIECES)
     ranks = {bytes(BYTE_OF[letter] for letter in piece): index for piece, index in trained.vocabulary.items()}
-    return tiktoken.Encoding("made", pat_str=r" ?\S+|\s+(?!\S)|\s+", mergeable_ranks=ranks, special_tokens={_END: _PIECES})
+    return tiktoken.Encoding(
+        "made", pat_str=r" ?\S+|\s+(?!\S)|\s+", mergeable_ranks=ranks, special_tokens={_END: _PIECES}
+    )
 
 
 def build(config: Any) -> Any:

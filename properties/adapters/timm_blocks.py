@@ -25,7 +25,7 @@ def build_attention(config: Any, **options: Any) -> nn.Module:
     found = _vision_transformer()
     if options.pop("norm", False):
         options["norm_layer"] = nn.LayerNorm
-    return found.Attention(  # type: ignore[no-any-return]
+    return found.Attention(
         config.d_model, config.num_heads, attn_drop=config.dropout, proj_drop=config.dropout, **options
     )
 
@@ -34,7 +34,7 @@ def build_block(config: Any, block: str = "Block", **options: Any) -> nn.Module:
     """Return one block of a vision transformer."""
     found = _vision_transformer()
     sizes = {"mlp_ratio": config.d_ff / config.d_model, "proj_drop": config.dropout, "attn_drop": config.dropout}
-    return getattr(found, block)(config.d_model, config.num_heads, **sizes, **options)  # type: ignore[no-any-return]
+    return getattr(found, block)(config.d_model, config.num_heads, **sizes, **options)
 
 
 def build_stack(config: Any, name: str) -> nn.Module:
@@ -104,8 +104,8 @@ def _stack(name: str) -> Subject:
 
 
 _STACKS = (
-    "vit_tiny_patch16_224", "deit_small_patch16_224", "vit_small_patch14_dinov2", "beit_base_patch16_224",
-    "eva02_tiny_patch14_224", "deit3_small_patch16_224", "vit_base_patch16_siglip_224",
+    "vit_tiny_patch16_224", "deit_small_patch16_224", "vit_small_patch14_dinov2", "deit3_small_patch16_224",
+    "vit_base_patch16_siglip_224", "vit_base_patch16_clip_224", "vit_small_patch16_dinov3",
 )  # fmt: skip
 SHIPPED: Mapping[str, Subject] = {
     "attention": _attention("plain"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from veriformer.properties.adapters.torchvision_stand_in import name_operators
@@ -55,7 +54,9 @@ def build_retnet(config: Any) -> nn.Module:
     from torchscale.architecture.config import RetNetConfig
     from torchscale.architecture.retnet import RetNetDecoder
 
-    sizes = _options(config, "decoder", decoder_retention_heads=config.num_heads, decoder_value_embed_dim=config.d_model)
+    sizes = _options(
+        config, "decoder", decoder_retention_heads=config.num_heads, decoder_value_embed_dim=config.d_model
+    )
     for name in ("decoder_attention_heads", "attention_dropout"):
         sizes.pop(name)
     return _Embedded(RetNetDecoder(RetNetConfig(**sizes), embed_tokens=nn.Embedding(config.vocab_size, config.d_model)))
@@ -76,16 +77,6 @@ def decode(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
 def retain(model: Any, tokens: Any) -> Any:
     """Call the retentive network on tokens `[B, T]`."""
     return model.stack(tokens)[0]
-
-
-def cached(model: Any, chunks: Any) -> Any:
-    """Return the logits `[B, T, V]` one token after another through the incremental state."""
-    state: dict[Any, Any] = {}
-    tokens = torch.cat(list(chunks), dim=1)
-    outputs = []
-    for length in range(1, tokens.shape[1] + 1):
-        outputs.append(model.stack(tokens[:, :length], incremental_state=state)[0])
-    return torch.cat(outputs, dim=1)
 
 
 def _encoder(label: str, **options: Any) -> Subject:

@@ -21,7 +21,7 @@ def build(config: Any, family: str, builder: str, **options: Any) -> nn.Module:
         "intermediate_dim": config.d_ff, "attn_dropout": config.dropout,
     }  # fmt: skip
     options = {name: value(config) if callable(value) else value for name, value in options.items()}
-    return make(**{**sizes, **options})  # type: ignore[no-any-return]
+    return make(**{**sizes, **options})
 
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
@@ -60,7 +60,7 @@ def _decoder(label: str, family: str, builder: str, **options: Any) -> Subject:
     return Subject(
         kind="decoder", name=f"torchtune {label}", build=partial(build, family=family, builder=builder, **options),
         forward=forward, mask_forms=("padding",), cache=cached,
-        domain={"d_model": (16, 32), "num_heads": (2, 4), "max_len": (40,)},
+        domain={"d_model": (16, 32), "num_heads": (2, 4), "num_key_value_heads": (2,), "max_len": (40,)},
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Importing torchvision where its compiled operators do not load (beside a CPU build of torch from another index).
 
-timm, open_clip and transformers import torchvision for its image transforms. Its Python part registers shapes for operators
-of its compiled part, and fails where that part cannot be loaded. No model checked here calls one of them.
+timm, open_clip and transformers import torchvision for its image transforms. Its Python part registers shapes for
+operators of its compiled part, and fails where that part cannot be loaded. No model checked here calls one of them.
 """
 
 from __future__ import annotations

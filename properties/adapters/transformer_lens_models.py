@@ -17,11 +17,23 @@ def build(config: Any, **options: Any) -> nn.Module:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     options = {name: value(config) if callable(value) else value for name, value in options.items()}
-    return HookedTransformer(HookedTransformerConfig(**{
-        "n_layers": config.num_layers, "d_model": config.d_model, "n_ctx": config.max_len, "d_head": config.d_head,
-        "n_heads": config.num_heads, "d_mlp": config.d_ff, "d_vocab": config.vocab_size, "act_fn": "gelu", "device": "cpu",
-        "seed": 0, **options,
-    }))  # fmt: skip
+    return HookedTransformer(
+        HookedTransformerConfig(
+            **{
+                "n_layers": config.num_layers,
+                "d_model": config.d_model,
+                "n_ctx": config.max_len,
+                "d_head": config.d_head,
+                "n_heads": config.num_heads,
+                "d_mlp": config.d_ff,
+                "d_vocab": config.vocab_size,
+                "act_fn": "gelu",
+                "device": "cpu",
+                "seed": 0,
+                **options,
+            }
+        )
+    )
 
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
@@ -36,29 +48,51 @@ def cached(model: Any, chunks: Any) -> Any:
     from transformer_lens import HookedTransformerKeyValueCache
 
     cache = HookedTransformerKeyValueCache.init_cache(model.cfg, chunks[0].device, chunks[0].shape[0])
-    return torch.cat([model(chunk, past_kv_cache=cache) for chunk in chunks], dim=1)
+    return torch.cat(
+        [model(chunk, past_kv_cache=cache, attention_mask=torch.ones_like(chunk)) for chunk in chunks], dim=1
+    )
 
 
 _SHAPES: Mapping[str, dict[str, Any]] = {
     "gpt2": {"normalization_type": "LN"},
     "no-norm": {"normalization_type": None},
     "rotary": {"positional_embedding_type": "rotary", "rotary_dim": lambda c: c.d_head, "normalization_type": "LN"},
-    "rotary-half": {"positional_embedding_type": "rotary", "rotary_dim": lambda c: c.d_head // 2,
-                    "normalization_type": "LN", "parallel_attn_mlp": True},
-    "llama": {"positional_embedding_type": "rotary", "rotary_dim": lambda c: c.d_head, "normalization_type": "RMS",
-              "gated_mlp": True, "act_fn": "silu", "final_rms": True},
-    "grouped": {"positional_embedding_type": "rotary", "rotary_dim": lambda c: c.d_head, "normalization_type": "RMS",
-                "n_key_value_heads": lambda c: c.num_heads // 2, "gated_mlp": True, "act_fn": "silu"},
+    "rotary-half": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head // 2,
+        "normalization_type": "LN",
+        "parallel_attn_mlp": True,
+    },
+    "llama": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head,
+        "normalization_type": "RMS",
+        "gated_mlp": True,
+        "act_fn": "silu",
+        "final_rms": True,
+    },
+    "grouped": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head,
+        "normalization_type": "RMS",
+        "n_key_value_heads": lambda c: c.num_heads // 2,
+        "gated_mlp": True,
+        "act_fn": "silu",
+    },
     "alibi": {"positional_embedding_type": "alibi", "normalization_type": "LN"},
     "shortformer": {"positional_embedding_type": "shortformer", "normalization_type": "LN"},
     "attention-only": {"attn_only": True, "normalization_type": "LN"},
     "soft-capped": {"normalization_type": "RMS", "attn_scores_soft_cap": 5.0, "output_logits_soft_cap": 3.0},
-}  # fmt: skip
+}
 SHIPPED = {
     name: Subject(
-        kind="decoder", name=f"transformer-lens HookedTransformer ({name})", build=partial(build, **options),
-        forward=forward, mask_forms=("padding",), cache=cached,
+        kind="decoder",
+        name=f"transformer-lens HookedTransformer ({name})",
+        build=partial(build, **options),
+        forward=forward,
+        mask_forms=("padding",),
+        cache=cached,
         domain={"d_model": (16, 32), "num_heads": (2, 4), "max_len": (40,)},
     )
     for name, options in _SHAPES.items()
-}  # fmt: skip
+}

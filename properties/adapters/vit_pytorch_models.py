@@ -16,8 +16,12 @@ def build_vit(config: Any, module: str = "vit", **options: Any) -> nn.Module:
     import importlib
 
     transformer = importlib.import_module(f"vit_pytorch.{module}").Transformer
-    return transformer(  # type: ignore[no-any-return]
-        dim=config.d_model, depth=config.num_layers, heads=config.num_heads, dim_head=config.d_head, mlp_dim=config.d_ff,
+    return transformer(
+        dim=config.d_model,
+        depth=config.num_layers,
+        heads=config.num_heads,
+        dim_head=config.d_head,
+        mlp_dim=config.d_ff,
         **options,
     )
 

@@ -45,16 +45,6 @@ def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     return model(tokens, mask=attention_mask)
 
 
-def forward_plain(model: Any, tokens: Any) -> Any:
-    """Call a wrapper whose attention takes no mask."""
-    return model(tokens)
-
-
-def encode(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
-    """Call an encoder on tokens `[B, T]`, up to its embeddings `[B, T, D]`."""
-    return model(tokens, mask=attention_mask, return_embeddings=True)
-
-
 def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None) -> Any:
     """Call encoder and decoder on source `[B, S]` and target `[B, T]`; the decoder takes no mask of its own."""
     encoded = model.encoder(source, mask=source_mask, return_embeddings=True)
@@ -62,12 +52,12 @@ def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None) 
 
 
 def cached(model: Any, chunks: Any) -> Any:
-    """Return the logits `[B, T, V]` chunk by chunk, each new token seen with the cache of those before."""
+    """Return the logits `[B, T, V]`: the first chunk at once, then token by token, as its `generate` has it."""
     cache, tokens, outputs = None, None, []
-    for chunk in chunks:
-        tokens = chunk if tokens is None else torch.cat([tokens, chunk], dim=1)
+    for step in [chunks[0], *(token for later in chunks[1:] for token in later.split(1, dim=1))]:
+        tokens = step if tokens is None else torch.cat([tokens, step], dim=1)
         logits, cache = model(tokens, cache=cache, return_intermediates=True)
-        outputs.append(logits[:, -chunk.shape[1] :])
+        outputs.append(logits[:, -step.shape[1] :])
     return torch.cat(outputs, dim=1)
 
 
@@ -137,6 +127,7 @@ _ENCODERS: Mapping[str, dict[str, Any]] = {
 _DECLARED: Mapping[str, dict[str, Any]] = {
     "decoder-no-positions": {"positions": "none"},
     "encoder-no-positions": {"positions": "none"},
+    "decoder-window": {"window": 4},  # max_attend_past=3: three tokens and itself
 }
 """Documented behaviour, by subject; what is not here is probed."""
 
@@ -151,7 +142,7 @@ def _decoder(name: str, options: dict[str, Any]) -> Subject:
 def _encoder(name: str, options: dict[str, Any]) -> Subject:
     return Subject(
         kind="encoder", name=f"x-transformers encoder ({name})", build=partial(build, causal=False, **options),
-        forward=encode, mask_forms=("padding",), domain=DOMAIN,
+        forward=forward, mask_forms=("padding",), domain=DOMAIN,
         declares={"causal": False, **_DECLARED.get(f"encoder-{name}", {})},
     )  # fmt: skip
 

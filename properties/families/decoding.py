@@ -37,8 +37,8 @@ def _split(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:
     With `pads` the first chunk is a prompt that holds them all and one real token, as batched generation has it.
     """
     if pads:
-        prompt, rest = x[:, : pads + 1], x[:, pads + 1 :]
-        return [prompt, *(_split(case, rest) if rest.shape[1] > 1 else rest.split(1, dim=1))]
+        rest = x[:, pads + 1 :]
+        return [x[:, : pads + 1], *(_split(case, rest) if rest.shape[1] > 1 else rest.split(1, dim=1))]
     length = x.shape[1]
     form = case.choice("chunks", ("single", "prompt", "halves", "mixed"))
     if form == "single":
@@ -117,6 +117,8 @@ def left_padding_goes_through_the_cache(case: Case) -> None:
     """
     if case.subject.fact("padding_side") not in ("left", "both"):
         case.does_not_apply("left padding is not declared to be supported (padding_side)")
+    if case.subject.cache and "attention_mask" not in inspect.signature(case.subject.cache).parameters:
+        case.does_not_apply("its cache takes no `attention_mask`")
     built, length = case.built(), case.integer("T", 4, 8)
     x = case.tokens(2, length)
     pads = case.integer("pads", 1, length - 2)

@@ -32,7 +32,10 @@ def _initial(case: Case, **wanted: int) -> Built:
     sizes = {name: size for name, size in wanted.items() if name not in case.subject.domain}
     if "d_model" in sizes and "num_heads" not in sizes and sizes["d_model"] % config.num_heads:
         sizes["d_model"] -= sizes["d_model"] % config.num_heads
-    built = case.bench.pool.fresh(replace(config, **sizes), torch.float32, raw=True)
+    wide = replace(config, **sizes)
+    if wide.num_heads % wide.num_key_value_heads:
+        wide = replace(wide, num_key_value_heads=wide.num_heads)
+    built = case.bench.pool.fresh(wide, torch.float32, raw=True)
     if not isinstance(built.module, nn.Module):
         case.does_not_apply("it is no module, so it has no initial weights")
     return built

@@ -71,7 +71,7 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
 
 
 def _is_refusal(problem: SubjectError) -> bool:
-    words = ("not implemented for", "not supported", "unsupported", "same dtype", "expected scalar type")
+    words = ("not implemented for", "not supported", "unsupported", "same dtype", "mixed dtype", "expected scalar type")
     return any(word in str(problem).lower() for word in words)
 
 

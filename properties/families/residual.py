@@ -308,6 +308,8 @@ def layers_follow_one_another(case: Case) -> None:
         order = [index for index, _, _ in seen]
         if not order:
             case.does_not_apply("its layers are not called as modules")
+        if not any(isinstance(made, Tensor) for _, _, made in seen):
+            case.does_not_apply("its layers give no tensor that could be compared")
         case.require(
             order == list(range(len(layers))),
             "the layers are not applied once each, in order",
