@@ -2,11 +2,12 @@
 # name another interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV ?= .venv
+ZOO ?= .venv-zoo
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PACKAGES = -p veriformer.reference -p veriformer.ablations -p veriformer.properties -p veriformer.reports -p veriformer.cli
 
-.PHONY: verify test lint types bench clean
+.PHONY: verify test lint types bench zoo sweep clean
 
 verify: $(STAMP)
 	$(BIN)/veriformer check reference torch --profile quick --out build/verify
@@ -28,6 +29,20 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/check_speed.py
 	$(BIN)/python benchmarks/ablation_speed.py
 	$(BIN)/python benchmarks/stack_throughput.py --widths 1 4 12 24
+
+# Every library that is checked, at the releases of requirements-zoo.txt: a lock, since some of them exclude one another by
+# what they declare and work together all the same. SWEEP may name libraries: make sweep SWEEP="hf timm".
+zoo: $(ZOO)/.installed
+
+sweep: zoo
+	$(ZOO)/bin/veriformer sweep $(SWEEP) --model-seconds 300 --out build/sweep
+
+$(ZOO)/.installed: requirements-zoo.txt constraints.txt pyproject.toml
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(ZOO)/bin/python -m pip install --quiet --no-deps -r requirements-zoo.txt
+	$(ZOO)/bin/python -m pip install --quiet --no-deps -e .
+	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=")'

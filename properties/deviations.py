@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from veriformer.properties.libraries import LIBRARIES
-from veriformer.properties.results import DEVIATION, ERROR, FAIL, NOT_APPLICABLE, PASS, UNEXPECTED_PASS, Report
+from veriformer.properties.results import (
+    BLOCKED,
+    DEVIATION,
+    ERROR,
+    FAIL,
+    NOT_APPLICABLE,
+    PASS,
+    UNEXPECTED_PASS,
+    Report,
+    SubjectReport,
+)
 
 _KEYS = ("property", "subject", "reason", "link", "expires", "condition")
 _REQUIRED = ("property", "subject", "reason")
@@ -171,6 +181,9 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
         link = f" ({entry.link})" if entry.link else ""
         for result in failing:
             result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
+        for subject in report.subjects:
+            if entry.speaks_of(subject.name, subject.target):
+                _release(subject, entry.property)
         if failing or entry.is_shipped:
             continue
         for result in matching:
@@ -182,6 +195,16 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
                     f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
                 )
                 result.outcome, result.reason = UNEXPECTED_PASS, told
+
+
+def _release(subject: SubjectReport, prop: str) -> None:
+    """Let what waited for a property that is declared not to hold not apply, rather than be blocked."""
+    if not any(r.id == prop and r.outcome == DEVIATION for r in subject.results):
+        return
+    for result in subject.results:
+        if result.outcome == BLOCKED and result.reason.startswith(f"{prop} "):
+            result.outcome = NOT_APPLICABLE
+            result.reason = f"{prop}, which must hold first, is a declared deviation"
 
 
 def stale(report: Report, deviations: Deviations) -> list[Deviation]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from veriformer.properties import results as r
 from veriformer.properties.adapters import as_subject
-from veriformer.properties.deviations import apply_deviations, read_deviations
+from veriformer.properties.deviations import Deviations, apply_deviations, read_deviations
 from veriformer.properties.engine import Judge, select
 from veriformer.properties.profiles import Settings
 from veriformer.properties.property import Property
@@ -16,7 +17,13 @@ from veriformer.properties.results import Report, Result, SubjectReport
 
 
 def parametrize(
-    thing: Any, *, kind: str | None = None, profile: str = "standard", seed: int = 0, **declares: Any
+    thing: Any,
+    *,
+    kind: str | None = None,
+    profile: str = "standard",
+    seed: int = 0,
+    deviations: str | Path | None = None,
+    **declares: Any,
 ) -> Any:
     """Return a test function that pytest runs once for each property that speaks of the subject's kind.
 
@@ -25,6 +32,7 @@ def parametrize(
         kind: of a plain function or an unknown module.
         profile: "quick", "standard" or "thorough".
         seed: of every random choice.
+        deviations: TOML file of known deviations: what it declares is expected to fail, and must.
         declares: facts, e.g. `causal=True`.
 
     In a test file:
@@ -35,21 +43,23 @@ def parametrize(
     subject = as_subject(thing, kind=kind, **declares)
     judge = Judge(subject, Settings(profile=profile, seed=seed))
     properties = [p for p in select() if subject.kind in p.kinds]
+    known = read_deviations(None if deviations is None else Path(deviations))
+    known.must_name(p.id for p in select())
 
     @pytest.mark.parametrize("prop", properties, ids=[p.id for p in properties])
     def test(prop: Property) -> None:
-        settle(judge, prop)
+        settle(judge, prop, known)
 
     return test
 
 
-def settle(judge: Judge, prop: Property) -> None:
+def settle(judge: Judge, prop: Property, known: Deviations | None = None) -> None:
     """Judge one property and end the test accordingly.
 
     What a property requires is judged first if it was not yet, so that tests may run alone and in any order. A
     deviation that is declared passes as an expected failure; a property that does not apply is skipped with its reason.
     """
-    result = judged_with_requirements(judge, prop)
+    result = judged_with_requirements(judge, prop, known)
     if result.outcome == r.PASS:
         return
     if result.outcome == r.NOT_APPLICABLE:
@@ -59,15 +69,16 @@ def settle(judge: Judge, prop: Property) -> None:
     pytest.fail(describe(result, prop, judge.subject.name), pytrace=False)
 
 
-def judged_with_requirements(judge: Judge, prop: Property) -> Result:
-    """Return the result of a property, known deviations applied."""
-    for needed in select(only=prop.requires) if prop.requires else ():
-        if needed.id not in judge.known:
-            judge.judge(needed)
-    result = judge.judge(prop)
-    report = Report([SubjectReport(judge.subject.name, judge.subject.kind, judge.subject.target, results=[result])],
-                    judge.settings.seed, judge.settings.profile, judge.settings.device)  # fmt: skip
-    apply_deviations(report, read_deviations(None))
+def judged_with_requirements(judge: Judge, prop: Property, known: Deviations | None = None) -> Result:
+    """Return the result of a property, known deviations applied (None: the shipped ones)."""
+    needed = [p for p in select(only=prop.requires) if p.id not in judge.known] if prop.requires else []
+    subject = judge.subject
+    part = SubjectReport(subject.name, subject.kind, subject.target, results=[judge.judge(p) for p in needed])
+    part.results += [Result(i, "core", outcome) for i, outcome in judge.known.items() if i in prop.requires]
+    part.results.append(result := judge.judge(prop))
+    settings = judge.settings
+    report = Report([part], settings.seed, settings.profile, settings.device)
+    apply_deviations(report, known or read_deviations(None))
     return result
 
 

@@ -102,6 +102,8 @@ def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
     given: dict[str, Any] = {"inputs_embeds": embeddings}
     if attention_mask is not None:
         given["attention_mask"] = attention_mask.long()
+    if "use_cache" in _arguments(model.__class__):
+        given["use_cache"] = False
     return _output(_prepared(model)(**given))
 
 

@@ -1,0 +1,5 @@
+from gpt import GPT
+
+from veriformer.properties import parametrize
+
+test_gpt = parametrize(GPT, causal=True, profile="quick")

@@ -1,0 +1,37 @@
+"""A decoder block in flax, checked as it is: arrays and gradients cross between the frameworks."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from veriformer.properties import Subject
+from veriformer.properties.adapters.jax_arrays import JaxModule
+
+
+class Block(linen.Module):
+    num_heads: int
+    d_ff: int
+
+    @linen.compact
+    def __call__(self, x):
+        past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))[None, None]
+        attention = linen.MultiHeadDotProductAttention(self.num_heads, deterministic=True, dtype=x.dtype)
+        x = x + attention(linen.LayerNorm(dtype=x.dtype)(x), mask=past)
+        inner = linen.gelu(linen.Dense(self.d_ff, dtype=x.dtype)(linen.LayerNorm(dtype=x.dtype)(x)))
+        return x + linen.Dense(x.shape[-1], dtype=x.dtype)(inner)
+
+
+def build(sizes):
+    """Return the block in sizes that are checked."""
+    block = Block(sizes.num_heads, sizes.d_ff)
+    params = block.init(jax.random.key(0), jnp.zeros((1, 2, sizes.d_model)))
+    return JaxModule(params, block.apply)
+
+
+block = Subject(
+    kind="layer",
+    name="flax block",
+    build=build,
+    forward=lambda model, x: model(x),
+    declares={"causal": True, "positions": "none", "norm_placement": "pre"},
+)
