@@ -5,8 +5,12 @@ from block import block
 
 from veriformer.properties import check
 
-
-PROPERTIES = ["causality.no-future-influence", "causality.no-future-gradient", "batch.permutation", "gradients.gradcheck"]
+PROPERTIES = [
+    "causality.no-future-influence",
+    "causality.no-future-gradient",
+    "batch.permutation",
+    "gradients.gradcheck",
+]
 
 
 @pytest.mark.parametrize("prop", PROPERTIES)

@@ -16,7 +16,10 @@ class BlockedAttention(Function):
     def forward(ctx, q, k, v, allowed):
         scale = 1 / math.sqrt(q.shape[-1])
         best = torch.full((*q.shape[:-1], 1), -torch.inf, dtype=q.dtype, device=q.device)
-        total, output = torch.zeros_like(best), torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+        total, output = (
+            torch.zeros_like(best),
+            torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device),
+        )
         for start in range(0, k.shape[-2], BLOCK):
             block = slice(start, start + BLOCK)
             scores = (q @ k[..., block, :].transpose(-1, -2) * scale).masked_fill(~allowed[..., block], -torch.inf)

@@ -1,0 +1,56 @@
+"""Many implementations in one table, and what changed between reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from veriformer.reports.compliance import changes, compliance, markdown, merged, page, write_compliance
+
+
+def record(**outcomes: str) -> dict[str, Any]:
+    results = [
+        {"id": name.replace("_", "."), "level": "core", "outcome": outcome, "reason": f"why {outcome}", "margin": 0.1}
+        for name, outcome in outcomes.items()
+    ]
+    subject = {
+        "name": "mine",
+        "target": "lib:mine",
+        "kind": "layer",
+        "power": {"noticed": 2, "tried": 3},
+        "results": results,
+    }
+    return {"schema": "veriformer-report/1", "versions": {"torch": "2.13.0"}, "seed": 0, "profile": "quick",
+            "device": "cpu", "canaries": {"sent": 1, "caught": 1, "missed": []}, "subjects": [subject],
+            "not_judged": {"lib:huge": "too <large>"}}  # fmt: skip
+
+
+def test_cells_count_outcomes_by_family(tmp_path: Path) -> None:
+    table = compliance(record(norm_a="PASS", norm_b="FAIL", loss_a="DEVIATION", init_a="NOT_APPLICABLE"))
+    assert table["families"] == ["norm", "loss"]
+    (row,) = table["rows"]
+    assert row["verdict"] == "fail"
+    assert row["power"] == "2/3"
+    write_compliance(table, tmp_path)
+    (line,) = csv.DictReader(io.StringIO((tmp_path / "compliance.csv").read_text()))
+    assert (line["norm"], line["loss"], line["total"]) == ("1 1✗", "1d", "1 1✗ 1d")
+    text = (tmp_path / "compliance.md").read_text()
+    assert "`lib:mine` norm.b: FAIL: why FAIL" in text
+    assert "`lib:mine` loss.a: DEVIATION: why DEVIATION" in text
+    assert "`lib:huge`: too <large>" in text
+    assert "too &lt;large&gt;" in (tmp_path / "compliance.html").read_text()
+
+
+def test_what_held_before_and_fails_now_is_worse() -> None:
+    before, after = record(norm_a="PASS", norm_b="FAIL"), record(norm_a="FAIL", norm_b="PASS")
+    found = changes([("old.json", before), ("new.json", after)])
+    assert [(c["id"], c["before"], c["after"], c["worse"]) for c in found] == [
+        ("norm.a", "PASS", "FAIL", True),
+        ("norm.b", "FAIL", "PASS", False),
+    ]
+    table = compliance(merged([("old.json", before), ("new.json", after)]))
+    assert [row["name"] for row in table["rows"]] == ["lib:mine (old.json)", "lib:mine (new.json)"]
+    assert "new.json" in page(table, "compare", found)
+    assert "lib:mine (old.json)" in markdown(table, "compare")
