@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from veriformer.cli.check import DTYPES
 from veriformer.cli.pool import Pool, RefusedError
+from veriformer.properties.libraries import LIBRARIES
+from veriformer.properties.profiles import PROFILES
 from veriformer.reports.records import RecordError, read_json
 from veriformer.reports.terminal import print_failure
 
+_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "profile": lambda v: v in PROFILES,
+    "seed": lambda v: isinstance(v, int),
+    "device": lambda v: isinstance(v, str),
+    "dtypes": lambda v: isinstance(v, list) and all(d in DTYPES for d in v),
+    "call_seconds": lambda v: isinstance(v, int | float),
+    "named": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+}
 _FIELDS = {"target": str, "property": str, "choices": dict, "settings": dict}
 
 
 @click.command()
 @click.argument("case")
-def replay(case: str) -> int:
-    """Judge the recorded CASE again: an id (or its first letters) under .veriformer/, or a file."""
+@click.option("--target", help="the subject; needed where a file from elsewhere names code of its own")
+def replay(case: str, target: str | None) -> int:
+    """Judge the recorded CASE again: an id (or its first letters) under .veriformer/, or a file.
+
+    A file is data: the choices in it are numbers and words. The subject that it names is code, so a file that does not
+    lie in .veriformer/ may name one of the libraries alone; give --target for your own.
+    """
     path = _find(case)
     try:
         record = _checked(read_json(path), path)
+        record["target"] = target or _trusted(record["target"], path)
         with Pool(1, record["settings"], 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
             answer = pool.ask("replay", target=record["target"], prop=record["property"], choices=record["choices"])
@@ -53,8 +71,20 @@ def _find(case: str) -> Path:
     return found[0]
 
 
+def _trusted(target: str, path: Path) -> str:
+    own = Path(".veriformer").resolve() in path.resolve().parents
+    if own or target.partition(":")[0] in LIBRARIES:
+        return target
+    raise RecordError(
+        f"{path} names the subject {target!r}, which would be imported; if that is your code say so: --target {target}"
+    )
+
+
 def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise RecordError(f"{path} is no recorded case: its {name!r} is missing or not a {kind.__name__}")
+    for name, value in record["settings"].items():
+        if name not in _SETTINGS or not _SETTINGS[name](value):
+            raise RecordError(f"{path} is no recorded case: its setting {name!r} is {value!r}")
     return record

@@ -1,0 +1,135 @@
+"""check --out, report, compare, deviations and sweep, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def checked(veriformer: Run, tmp_path: Path) -> Path:
+    found = veriformer(
+        "check", "models.py:leaky", "--profile", "quick", "--only", "causality", "--out", "out", "--stable"
+    )
+    assert found.returncode == 1
+    return tmp_path
+
+
+def test_every_form_is_written_and_shown_again(veriformer: Run, checked: Path) -> None:
+    names = {p.name for p in (checked / "out").iterdir() if p.is_file()}
+    assert names == {"report.json", "report.html", "report.md", "junit.xml", "badge.svg"}
+    again = veriformer("report", "out/report.json", "--format", "markdown")
+    assert again.returncode == 1
+    assert "**fail** `models.py:leaky` causality.no-future-influence" in again.stdout
+    assert "diagonal is off by one" in veriformer("report", "out/report.json").stdout
+    assert (
+        json.loads(veriformer("report", "out/report.json", "--format", "json").stdout)["schema"]
+        == "veriformer-report/1"
+    )
+
+
+def test_two_runs_give_the_same_bytes(veriformer: Run, checked: Path) -> None:
+    veriformer("check", "models.py:leaky", "--profile", "quick", "--only", "causality", "--out", "again", "--stable")
+    for name in ("report.json", "report.html", "report.md", "junit.xml", "badge.svg"):
+        assert (checked / "again" / name).read_bytes() == (checked / "out" / name).read_bytes()
+
+
+def test_compare_tells_what_got_worse(veriformer: Run, checked: Path) -> None:
+    better = json.loads((checked / "out" / "report.json").read_text())
+    for result in better["subjects"][0]["results"]:
+        if result["outcome"] == "FAIL":
+            result.update(outcome="PASS", reason="", counterexample=None)
+    (checked / "better.json").write_text(json.dumps(better))
+    assert veriformer("compare", "out/report.json", "better.json").returncode == 0
+    worse = veriformer("compare", "better.json", "out/report.json")
+    assert worse.returncode == 1
+    assert "PASS in better.json, FAIL in out/report.json" in worse.stdout
+    assert veriformer("compare", "better.json", "out/report.json", "--format", "json").returncode == 1
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is truncated or was edited"),
+        ("[]", "where a JSON object is required"),
+        ("{}", ""),
+        (None, "there is no file"),
+    ],
+)
+def test_what_is_no_report_gets_one_sentence(
+    veriformer: Run, tmp_path: Path, command: str, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / "bad.json").write_text(text)
+    found = veriformer(command, "bad.json")
+    assert found.returncode == 3
+    assert told in found.stderr
+    assert "Traceback" not in found.stderr
+    assert found.stderr.count("Error:") == 1
+
+
+def test_deviations_are_recorded_held_and_pruned(veriformer: Run, tmp_path: Path) -> None:
+    call = ("check", "models.py:leaky", "--profile", "quick", "--deviations", "known.toml")
+    first = veriformer(*call, "--update-deviations", "--reason", "a joke")
+    assert first.returncode == 0, first.stdout
+    assert "entries added to known.toml" in first.stderr
+    assert 'reason = "a joke"' in (tmp_path / "known.toml").read_text()
+    assert veriformer(*call).returncode == 0
+    models = tmp_path / "models.py"
+    models.write_text(models.read_text().replace("gpt(1), gpt(2)", "gpt(1), gpt(1)"))
+    assert "UNEXPECTED_PASS" in veriformer(*call).stdout
+    pruned = veriformer(*call, "--prune")
+    assert pruned.returncode == 0
+    assert "[[deviation]]" not in (tmp_path / "known.toml").read_text()
+
+
+def test_options_about_deviations_that_do_not_go_together(veriformer: Run) -> None:
+    assert "need --deviations FILE" in veriformer("check", "reference:softmax", "--prune").stderr
+    part = veriformer("check", "reference:softmax", "--deviations", "d.toml", "--prune", "--only", "softmax")
+    assert "--prune needs a run of the whole catalogue" in part.stderr
+    assert part.returncode == 3
+
+
+def test_an_entry_about_another_subject_is_refused_with_the_nearest(veriformer: Run, tmp_path: Path) -> None:
+    entry = '[[deviation]]\nproperty = "causality.first-token"\nsubject = "models.py:leeky"\nreason = "x"\n'
+    (tmp_path / "known.toml").write_text(entry)
+    found = veriformer("check", "models.py:leaky", "--only", "causality", "--deviations", "known.toml")
+    assert found.returncode == 3
+    assert "did you mean 'models.py:leaky'" in " ".join(found.stderr.split())
+
+
+def test_a_case_from_elsewhere_imports_nothing(veriformer: Run, checked: Path) -> None:
+    case = next((checked / "out" / ".veriformer").glob("*.json"))
+    record = json.loads(case.read_text())
+    (checked / "evil.py").write_text("open('ran', 'w').close()\nmine = 7\n")
+    (checked / "sent.json").write_text(json.dumps({**record, "target": "evil.py:mine"}))
+    refused = veriformer("replay", "sent.json")
+    assert refused.returncode == 3
+    assert "--target evil.py:mine" in " ".join(refused.stderr.split())
+    assert not (checked / "ran").exists()
+    (checked / "sent.json").write_text(json.dumps({**record, "settings": {"profile": "__import__('os')"}}))
+    assert "its setting 'profile'" in " ".join(
+        veriformer("replay", "sent.json", "--target", "models.py:leaky").stderr.split()
+    )
+    (checked / "sent.json").write_text(json.dumps(record))
+    assert veriformer("replay", "sent.json", "--target", "models.py:leaky").returncode == 1
+
+
+def test_a_sweep_tables_goes_on_and_survives_a_model_that_cannot_be_built(veriformer: Run, tmp_path: Path) -> None:
+    call = ("sweep", "reference:softmax", "torch:LayerNorm", "--out", "swept", "-n", "2")
+    first = veriformer(*call)
+    assert first.returncode == 0, first.stderr
+    assert "2 models of 2 libraries: 2 pass." in first.stdout
+    names = {p.name for p in (tmp_path / "swept").iterdir()}
+    assert names == {"report.json", "compliance.md", "compliance.html", "compliance.csv", "judged.jsonl"}
+    again = veriformer(*call)
+    assert "2 of 2 models were judged before" in again.stderr
+    assert again.stdout == first.stdout
+    assert "there is no library 'nothing'" in veriformer("sweep", "nothing").stderr
