@@ -14,7 +14,7 @@ def redraw_weights(model: nn.Module, seed: int) -> None:
 
     Libraries initialise with a standard deviation of 0.02; deviations of a wrong model then shrink up to
     a thousandfold. Matrices become N(0, 1/fan_in), embeddings N(0, 1) (a padding row stays as it is), gains
-    move off 1 and biases off 0, so that a forgotten or doubled one shows. Buffers are not touched.
+    move off 1 and biases off 0, so that a forgotten or doubled one shows. Buffers and frozen parameters stay.
 
     Args:
         model: module whose parameters are floating point and allocated.
@@ -30,8 +30,8 @@ def redraw_weights(model: nn.Module, seed: int) -> None:
     transposed = {id(m.weight) for m in model.modules() if type(m).__name__ == "Conv1D" and hasattr(m, "weight")}
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.is_floating_point() or not parameter.numel():
-                continue
+            if not parameter.is_floating_point() or not parameter.numel() or not parameter.requires_grad:
+                continue  # a frozen parameter is a constant: a table of frequencies, say
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             flat = parameter.detach().flatten()
             if parameter.ndim >= 2 and id(parameter) in embeddings:

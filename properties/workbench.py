@@ -237,6 +237,9 @@ class Workbench:
                 for backend in self.subject.backends.values():  # they must agree with the default one
                     with backend():
                         self.forward(built, *tensors, *inputs.extras)
+            hidden = built.module.modules() if isinstance(built.module, torch.nn.Module) else ()
+            if any(getattr(part, "is_narrow", False) for part in hidden):  # other frameworks, which torch cannot watch
+                return False
             if watch.is_narrow or output.dtype != torch.float64 or not bool(output.isfinite().all()):
                 return False
             floats = built.module is not None or any(x.is_floating_point() for x in inputs.tensors)

@@ -84,6 +84,6 @@ SHIPPED = {
         name="equinox RMSNorm",
         build=partial(build_norm, name="RMSNorm"),
         forward=call,
-        declares={"norm": "rms"},
+        declares={"norm": "rms", "norm_bias": True},
     ),
 }

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 class JaxModule(nn.Module):
     """`apply(params, *inputs)` of a JAX library, called with torch tensors.
 
+    `is_narrow` tells, once it was called with float64, whether it passes through float32: torch does not see that.
+
     Args:
         params: pytree of arrays.
         apply: a pure function of params and arrays; gives one array.
@@ -35,9 +37,12 @@ class JaxModule(nn.Module):
         leaves, structure = jax.tree_util.tree_flatten(params)
         self.leaves = nn.ParameterList([nn.Parameter(_to_torch(leaf).clone()) for leaf in leaves])
         self.function = _Function(apply, structure)
+        self.is_narrow: bool | None = None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Call the function; gradients flow to the parameters and to floating point inputs."""
+        if self.is_narrow is None and any(p.dtype == torch.float64 for p in self.leaves):
+            self.is_narrow = _narrows(self.function, [*self.leaves, *inputs], len(self.leaves))
         found: Tensor = _Through.apply(self.function, len(self.leaves), *self.leaves, *inputs)
         return found
 
@@ -51,6 +56,17 @@ class _Function:
 
     def __deepcopy__(self, memo: Any) -> _Function:
         return self
+
+
+def _narrows(function: _Function, tensors: list[Tensor], count: int) -> bool:
+    """Whether float64 inputs pass through float32 on the way, as in a softmax that is always computed so."""
+    import jax
+
+    def run(*arrays: Any) -> Any:
+        return function.apply(jax.tree_util.tree_unflatten(function.structure, arrays[:count]), *arrays[count:])
+
+    with jax.enable_x64(True):
+        return "f32[" in str(jax.make_jaxpr(run)(*[_to_jax(t) for t in tensors]))
 
 
 @functools.cache

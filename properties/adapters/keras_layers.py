@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -91,10 +92,11 @@ SHIPPED = {
     "attention": _attention("MultiHeadAttention"),
     "attention-no-bias": _attention("MultiHeadAttention (no bias)", use_bias=False),
     "attention-causal": _attention("MultiHeadAttention (causal)", causal=True),
-    "attention-grouped": _attention(
-        "GroupedQueryAttention",
-        layer="GroupQueryAttention",
-        num_key_value_heads=lambda c: 1 if c.num_heads % 2 else c.num_heads // 2,
+    "attention-grouped": replace(
+        _attention(
+            "GroupedQueryAttention", layer="GroupQueryAttention", num_key_value_heads=lambda c: c.num_key_value_heads
+        ),
+        domain={"d_model": (8, 16), "num_heads": (2, 4), "num_key_value_heads": (2,)},
     ),
     "attention-cross": Subject(
         kind="cross_attention", name="keras MultiHeadAttention (cross)", build=build_attention, forward=attend_across

@@ -203,7 +203,7 @@ def _pre_cause(got: Tensor, x: Tensor, large: float) -> str | None:
     kinds=("self_attention",),
     level="extended",
     unless=(needs_module, needs_fact("causal", False), excludes_fact("window"), excludes_fact("sink"),
-            needs_fact("positions", "none")),
+            excludes_fact("query_key_norm"), needs_fact("positions", "none")),  # small inputs spread no such weights
 )  # fmt: skip
 def attention_alone_collapses(case: Case) -> None:
     """Every row of weights is a mean. Small inputs keep the weights spread, so four steps suffice; a mean removed and a
