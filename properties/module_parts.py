@@ -18,7 +18,9 @@ def is_norm(module: nn.Module) -> bool:
 
 def silence(module: nn.Module) -> int:
     """Set every parameter outside the norms to zero, in place, so that sublayers bring nothing; return how many."""
-    norms = {id(p) for part in module.modules() if is_norm(part) for p in part.parameters()}
+    found = [part for part in module.modules() if is_norm(part)]
+    vectors = [all(p.ndim <= 1 for p in part.parameters()) for part in found]  # else it holds sublayers, too
+    norms = {id(p) for part, whole in zip(found, vectors, strict=True) for p in part.parameters(recurse=whole)}
     count = 0
     with torch.no_grad():
         for parameter in module.parameters():

@@ -47,7 +47,7 @@ def text(record: Any) -> str:
         ("[]", "holds list, where a JSON object is required"),
         (
             text({"format": "veriformer-report/1"}),
-            "has format 'veriformer-report/1'; this command renders veriformer-ablation/1",
+            "is neither a veriformer-report/1 nor a veriformer-ablation/1; give the file of a run",
         ),
         (text({**RECORD, "studies": [{"name": "p"}]}), "is no whole veriformer-ablation/1 record"),
         (text({**RECORD, "studies": 5}), "is no whole veriformer-ablation/1 record"),
