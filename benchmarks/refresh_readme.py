@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- made by: (?P<command>[^>]*?) -->\n)(?P<body>.*?)(\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- made by: (?P<command>[^>]*?) -->\n)(?P<body>.*?)(\n?<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def _made(block: re.Match[str]) -> str:
     done = subprocess.run(
         shlex.split(block["command"]), cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    return f"{block[1]}{done.stdout.strip()}{block[4]}"
+    return f"{block[1]}{done.stdout.strip()}\n<!-- end -->"
 
 
 if __name__ == "__main__":
