@@ -6,10 +6,13 @@ import pytest
 
 from veriformer.properties import check
 from veriformer.properties.adapters import as_subject, shipped
+from veriformer.properties.adapters.torchvision_stand_in import name_operators
 from veriformer.properties.deviations import read_deviations
 from veriformer.properties.libraries import LIBRARIES, Library
 from veriformer.properties.property import catalogue
 from veriformer.properties.targets import TargetError, load
+
+name_operators()  # transformers imports torchvision, whose compiled part does not load beside a CPU build of torch
 
 DOZEN = (
     "hf:bert", "hf:roberta", "hf:gpt2", "hf:llama", "hf:mixtral", "hf:t5", "hf:BertForSequenceClassification", "hf:vit",
