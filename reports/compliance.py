@@ -6,9 +6,8 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
@@ -19,6 +18,9 @@ from veriformer.reports.verdicts import TROUBLES, name_of, results
 
 _MARKS = {"FAIL": "✗", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
           "BLOCKED": "b"}  # fmt: skip
+if TYPE_CHECKING:
+    import pandas as pd
+
 LEGEND = (
     "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `e` raised, `t` "
     "time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
@@ -110,6 +112,8 @@ def summary(table: Mapping[str, Any]) -> list[str]:
 
 def frame(table: Mapping[str, Any]) -> pd.DataFrame:
     """Return the table with one row a model, cells as text."""
+    import pandas as pd  # half a second that `veriformer --help` need not wait for
+
     return pd.DataFrame(
         [
             {

@@ -214,11 +214,3 @@ def _every_kind(values: list[Any], length: int) -> list[Any]:
             kinds.append(value)
     chosen = kinds[-length:] if len(kinds) > length else kinds
     return [chosen[i % len(chosen)] for i in range(length)]
-
-
-def with_values(config: Any, values: Mapping[str, Any]) -> Any:
-    """Set attributes that a configuration has, and return it."""
-    for name, value in values.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    return config
