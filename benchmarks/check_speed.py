@@ -13,8 +13,9 @@ import platform
 import pandas as pd
 import torch
 
-from veriformer.properties.engine import run, select
-from veriformer.properties.profiles import Settings
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.catalogue import select
+from veriformer.properties.judging.run import run
 from veriformer.properties.targets import load
 
 

@@ -39,9 +39,10 @@ LOOKED_INTO = {
 
 def judge(target: str, profile: str, seed: int, commit: str) -> dict[str, Any]:
     """Judge one shipped subject with one seed; return troubles, missed faults and the margin of each property."""
-    from veriformer.properties.deviations import apply_deviations, read_deviations
-    from veriformer.properties.engine import run, select
-    from veriformer.properties.profiles import Settings
+    from veriformer.properties.bench.profiles import Settings
+    from veriformer.properties.judging.catalogue import select
+    from veriformer.properties.judging.run import run
+    from veriformer.properties.known.deviations import apply_deviations, read_deviations
     from veriformer.properties.targets import load
 
     report = run(load(target), select(), Settings(profile=profile, seed=seed))
@@ -79,7 +80,7 @@ def collect(
     wanted: dict[str, int], store: Path, minutes: float, workers: int, only: list[str] | None = None
 ) -> list[dict[str, Any]]:
     """Judge what is wanted and not yet in the store, until time is up; return all that was judged."""
-    from veriformer.properties.adapters import shipped
+    from veriformer.properties.adapters.recognising import shipped
 
     done = read(store)
     targets = only or [f"{group}:{name}" for group in ("reference", "torch") for name in shipped(group)]

@@ -10,8 +10,8 @@ import argparse
 from tabulate import tabulate
 
 from veriformer.properties import check
-from veriformer.properties.adapters import shipped
-from veriformer.properties.results import SubjectReport
+from veriformer.properties.adapters.recognising import shipped
+from veriformer.properties.results.records import SubjectReport
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.pool import Pool, RefusedError, Task
-from veriformer.properties.deviations import DeviationsError
-from veriformer.properties.profiles import PROFILES
-from veriformer.properties.reading import result_of
-from veriformer.properties.results import Report, Result, SubjectReport
+from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.known.deviations import DeviationsError
+from veriformer.properties.results.reading import result_of
+from veriformer.properties.results.records import Report, Result, SubjectReport
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.records import write_json, write_text

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from veriformer.properties.reading import whole
+from veriformer.properties.results.reading import whole
 from veriformer.reports.compliance import changes, compliance, markdown, merged, page, print_compliance
 from veriformer.reports.records import RecordError, write_text
 from veriformer.reports.schema import read_report

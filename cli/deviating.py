@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations, stale
-from veriformer.properties.deviations_edit import pruned, read_or_empty, recorded
-from veriformer.properties.results import Report
+from veriformer.properties.known.deviations import DeviationsError, apply_deviations, read_deviations, stale
+from veriformer.properties.known.editing import pruned, read_or_empty, recorded
+from veriformer.properties.results.records import Report
 from veriformer.reports.records import write_text
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from tabulate import tabulate
 @click.argument("id")
 def explain(id: str) -> int:  # noqa: A002 - the catalogue's word
     """Explain a property: its formula, why it holds, when it does not apply, its source, the bugs it catches."""
-    from veriformer.properties.property import named
+    from veriformer.properties.judging.catalogue import faults_shown, named
 
     try:
         found = named([id])
@@ -30,8 +30,8 @@ def explain(id: str) -> int:  # noqa: A002 - the catalogue's word
         click.echo(
             "\n" + "\n".join(f"  {line}".rstrip() for line in inspect.cleandoc(prop.explanation).splitlines()) + "\n"
         )
-        if prop.faults:
+        if faults := faults_shown().get(prop.id):
             click.echo("  shown failing by")
-            rows = [[f"    {f['id']}", f["title"], f["citation"]] for f in prop.faults]
+            rows = [[f"    {f['id']}", f["title"], f["citation"]] for f in faults]
             click.echo(tabulate(rows, tablefmt="plain") + "\n")
     return 0

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
-from veriformer.properties.profiles import PROFILES
+from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 
 _JUDGING = "veriformer.tests.mutants.judging"
@@ -99,7 +99,7 @@ def _matching(word: str, wanted: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _properties() -> list[dict[str, Any]]:
-    from veriformer.properties.property import catalogue
+    from veriformer.properties.judging.catalogue import catalogue
 
     return [{"id": p.id, "level": p.level} for p in catalogue().values()]
 

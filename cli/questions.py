@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from veriformer.cli.worker import Message
-from veriformer.properties.canaries import send
-from veriformer.properties.engine import Judge, select
-from veriformer.properties.libraries import LIBRARIES
-from veriformer.properties.profiles import Settings
-from veriformer.properties.property import Property, catalogue
-from veriformer.properties.results import plain
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.engine.property import Property
+from veriformer.properties.judging.canaries import send
+from veriformer.properties.judging.catalogue import catalogue, select
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results.records import plain
+from veriformer.properties.subject.subject import Subject
 from veriformer.properties.targets import TargetError, load
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from veriformer.cli.check import DTYPES
 from veriformer.cli.pool import Pool, RefusedError
-from veriformer.properties.libraries import LIBRARIES
-from veriformer.properties.profiles import PROFILES
+from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.records import RecordError, read_json
 from veriformer.reports.terminal import print_failure
 

@@ -22,7 +22,7 @@ def report(file: Path, form: str, out: Path | None) -> int:
     Nothing in the file is executed. Exit status: that of the run that made it.
     """
     from veriformer.cli.ablate import show, status_of
-    from veriformer.properties.reading import whole
+    from veriformer.properties.results.reading import whole
     from veriformer.reports.ablation import FORMAT, write_report
     from veriformer.reports.records import RecordError, read_json
     from veriformer.reports.schema import insist
@@ -48,7 +48,7 @@ def report(file: Path, form: str, out: Path | None) -> int:
 
 
 def _show_report(record: dict[str, Any], form: str, out: Path | None) -> int:
-    from veriformer.properties.reading import report_of
+    from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
 
     if out is not None:

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
 from veriformer.cli.deviating import DeviationsFile, deviation_options
-from veriformer.properties.profiles import PROFILES
-from veriformer.properties.reading import subject_of
-from veriformer.properties.results import Report
+from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.results.reading import subject_of
+from veriformer.properties.results.records import Report
 from veriformer.reports.compliance import compliance, print_compliance, write_compliance
 from veriformer.reports.records import write_json
 
@@ -129,7 +129,7 @@ def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
 def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
     from veriformer.cli.sweeping import names_of
-    from veriformer.properties.libraries import LIBRARIES
+    from veriformer.properties.adapters.libraries import LIBRARIES
 
     for word in libraries:
         if word.partition(":")[0] not in LIBRARIES:

@@ -23,9 +23,10 @@ def judge_target(target: str, level: str, profile: str, seed: int, memory_gib: f
     import torch
 
     from veriformer.cli.worker import limit_memory
-    from veriformer.properties.engine import judge_subject, select
-    from veriformer.properties.profiles import Settings
-    from veriformer.properties.results import ERROR, NOT_APPLICABLE, plain
+    from veriformer.properties.bench.profiles import Settings
+    from veriformer.properties.judging.catalogue import select
+    from veriformer.properties.judging.run import judge_subject
+    from veriformer.properties.results.records import ERROR, NOT_APPLICABLE, plain
     from veriformer.properties.targets import TargetError, load
 
     torch.set_num_threads(1)
@@ -50,9 +51,9 @@ def judge_canaries(kinds: list[str], level: str, profile: str, seed: int) -> dic
     """Send the known-broken models of these kinds through the engine."""
     import torch
 
-    from veriformer.properties.canaries import send
-    from veriformer.properties.engine import select
-    from veriformer.properties.profiles import Settings
+    from veriformer.properties.bench.profiles import Settings
+    from veriformer.properties.judging.canaries import send
+    from veriformer.properties.judging.catalogue import select
 
     torch.set_num_threads(1)
     return send(kinds, select(level=level), Settings(profile=profile, seed=seed))
@@ -60,8 +61,8 @@ def judge_canaries(kinds: list[str], level: str, profile: str, seed: int) -> dic
 
 def names_of(library: str) -> dict[str, Any]:
     """Return the names of all subjects of a library, its releases, and why there are none."""
-    from veriformer.properties.adapters import MissingLibraryError, shipped
-    from veriformer.properties.libraries import LIBRARIES
+    from veriformer.properties.adapters.libraries import LIBRARIES
+    from veriformer.properties.adapters.recognising import MissingLibraryError, shipped
 
     try:
         names = list(shipped(library))

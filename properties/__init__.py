@@ -15,23 +15,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.checking import check
+    from veriformer.properties.engine.property import holds
     from veriformer.properties.parametrizing import parametrize
-    from veriformer.properties.profiles import Settings
-    from veriformer.properties.property import holds
-    from veriformer.properties.results import Report, Result
-    from veriformer.properties.subject import DrawnConfig, Subject
+    from veriformer.properties.results.records import Report, Result
+    from veriformer.properties.subject.sizes import DrawnConfig
+    from veriformer.properties.subject.subject import Subject
 
 __all__ = ["DrawnConfig", "Report", "Result", "Settings", "Subject", "check", "holds", "parametrize"]
 
 _HOMES = {
-    "DrawnConfig": "subject",
-    "Report": "results",
-    "Result": "results",
-    "Settings": "profiles",
-    "Subject": "subject",
+    "DrawnConfig": "subject.sizes",
+    "Report": "results.records",
+    "Result": "results.records",
+    "Settings": "bench.profiles",
+    "Subject": "subject.subject",
     "check": "checking",
-    "holds": "property",
+    "holds": "engine.property",
     "parametrize": "parametrizing",
 }
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.adapters import as_subject
-from veriformer.properties.deviations import apply_deviations, read_deviations
-from veriformer.properties.engine import run, select
-from veriformer.properties.profiles import Settings
-from veriformer.properties.results import Report
+from veriformer.properties.adapters.recognising import as_subject
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.catalogue import select
+from veriformer.properties.judging.run import run
+from veriformer.properties.known.deviations import apply_deviations, read_deviations
+from veriformer.properties.results.records import Report
 
 
 def check(
@@ -29,7 +30,7 @@ def check(
     """Judge a Subject, a module class or instance, or a function. Never raises for a violation.
 
     Args:
-        thing: what to judge; see `veriformer.properties.adapters.as_subject`.
+        thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
         kind: of a plain function or an unknown module.
         only: ids or families of properties; empty for all.
         exclude: ids or families to leave out.

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from veriformer.properties import results as r
-from veriformer.properties.adapters import as_subject
-from veriformer.properties.deviations import Deviations, apply_deviations, read_deviations
-from veriformer.properties.engine import Judge, select
-from veriformer.properties.profiles import Settings
-from veriformer.properties.property import Property
-from veriformer.properties.results import Report, Result, SubjectReport
+from veriformer.properties.adapters.recognising import as_subject
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.engine.property import Property
+from veriformer.properties.judging.catalogue import select
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.known.deviations import Deviations, apply_deviations, read_deviations
+from veriformer.properties.results import records as r
+from veriformer.properties.results.records import Report, Result, SubjectReport
 
 
 def parametrize(
@@ -28,7 +29,7 @@ def parametrize(
     """Return a test function that pytest runs once for each property that speaks of the subject's kind.
 
     Args:
-        thing: what to judge; see `veriformer.properties.adapters.as_subject`.
+        thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
         kind: of a plain function or an unknown module.
         profile: "quick", "standard" or "thorough".
         seed: of every random choice.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from veriformer.properties.engine import Judge
-    from veriformer.properties.property import Property
+    from veriformer.properties.engine.property import Property
+    from veriformer.properties.judging.judge import Judge
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,8 +27,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _items(session: pytest.Session, target: str, profile: str) -> Iterator[pytest.Item]:
-    from veriformer.properties.engine import Judge, select
-    from veriformer.properties.profiles import Settings
+    from veriformer.properties.bench.profiles import Settings
+    from veriformer.properties.judging.catalogue import select
+    from veriformer.properties.judging.judge import Judge
     from veriformer.properties.targets import TargetError, load
 
     try:

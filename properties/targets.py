@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from veriformer.properties.libraries import LIBRARIES
+from veriformer.properties.adapters.libraries import LIBRARIES
 
 if TYPE_CHECKING:
-    from veriformer.properties.subject import Subject
+    from veriformer.properties.subject.subject import Subject
 
 
 class TargetError(Exception):
@@ -60,11 +60,11 @@ def load(target: str) -> list[Subject]:
 
 
 def _shipped(group: str, name: str) -> list[Subject]:
-    from veriformer.properties import adapters
+    from veriformer.properties.adapters.recognising import MissingLibraryError, shipped
 
     try:
-        known = adapters.shipped(group)
-    except adapters.MissingLibraryError as problem:
+        known = shipped(group)
+    except MissingLibraryError as problem:
         raise TargetError(str(problem)) from problem
     names = [name] if name else list(known)
     try:
@@ -146,8 +146,8 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
 
 
 def _made(thing: Any, target: str) -> list[Subject]:
-    from veriformer.properties.adapters import as_subject
-    from veriformer.properties.subject import Subject
+    from veriformer.properties.adapters.recognising import as_subject
+    from veriformer.properties.subject.subject import Subject
 
     if callable(thing) and not isinstance(thing, type) and not _is_module(thing) and not isinstance(thing, Subject):
         try:

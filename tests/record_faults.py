@@ -7,7 +7,7 @@ from pathlib import Path
 
 from veriformer.tests.mutants import all_faults
 
-RECORD = Path(__file__).parent.parent / "properties" / "faults_killed.json"
+RECORD = Path(__file__).parent.parent / "properties" / "judging" / "faults_killed.json"
 
 
 def killed() -> dict[str, list[dict[str, str]]]:

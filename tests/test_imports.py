@@ -21,6 +21,15 @@ ALLOWED = {
     "cli": {"reference", "properties", "ablations", "reports", "cli", "tests"},
     "tests": {"reference", "properties", "tests"},
 }
+ROOMS = {
+    "properties": (
+        "subject", "adapters", "definitions", "results", "bench", "engine", "probes", "causes", "families", "known",
+        "power", "counterexamples", "judging",
+    ),
+}  # fmt: skip
+"""The rooms of a package in order: a room imports itself and the rooms before it. What stands in none is a door."""
+
+LARGE = ("adapters", "families")  # one file a library, one a family
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -41,6 +50,36 @@ def test_imports_point_one_way(path: Path) -> None:
         assert parts[0] not in BARE, f"{name}: the bare name loads the module a second time"
         if parts[0] == "veriformer" and len(parts) > 1:
             assert parts[1] in ALLOWED[package], f"{package} must not import {name}"
+
+
+def _room(parts: tuple[str, ...]) -> str | None:
+    """Return the room that a path or module below a package lies in; None for a door of the package."""
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and parts[1] in ROOMS.get(parts[0], ())) else None
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.relative_to(ROOT).parts[0] in ROOMS],
+                         ids=lambda p: str(p.relative_to(ROOT)))  # fmt: skip
+def test_rooms_import_downwards(path: Path) -> None:
+    package, *_ = parts = path.relative_to(ROOT).with_suffix("").parts
+    room = _room(parts)
+    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        target = tuple(name.split(".")[1:])
+        if room is None or name.split(".")[0] != "veriformer" or target[0] != package:
+            continue
+        order = ROOMS[package]
+        other = _room(target)
+        assert other in order, f"{room}/ must not import {name}, which is a door or stands in no room"
+        assert order.index(other) <= order.index(room), f"{room}/ stands before {other}/ and must not import {name}"
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_its_place_and_is_no_hall(package: str) -> None:
+    rooms = {p.parent.name: p.parent for p in (ROOT / package).glob("*/__init__.py")}
+    assert set(rooms) == set(ROOMS[package])
+    for name, folder in rooms.items():
+        files = sorted(p.name for p in folder.glob("*.py"))
+        assert name in LARGE or len(files) <= 13, f"{name}/ holds {files}"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))), name
 
 
 def test_no_cycles_at_module_level() -> None:

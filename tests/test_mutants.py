@@ -7,9 +7,9 @@ import json
 import pytest
 
 from record_faults import RECORD, killed
-from veriformer.properties.engine import run
-from veriformer.properties.profiles import Settings
-from veriformer.properties.property import catalogue, named
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.catalogue import catalogue, named
+from veriformer.properties.judging.run import run
 from veriformer.tests.mutants import Fault, all_faults
 from veriformer.tests.mutants.documented import NOT_EXPRESSED, documented
 

@@ -43,7 +43,7 @@ def test_every_picture_is_there() -> None:
 
 
 def test_the_counts_of_properties_faults_and_traps() -> None:
-    from veriformer.properties.property import catalogue
+    from veriformer.properties.judging.catalogue import catalogue
     from veriformer.tests.mutants import all_faults
     from veriformer.tests.traps import all_traps
 

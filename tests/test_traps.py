@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from veriformer.properties.engine import run, select
-from veriformer.properties.facts import FACTS
-from veriformer.properties.profiles import Settings
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.catalogue import select
+from veriformer.properties.judging.run import run
+from veriformer.properties.subject.facts import FACTS
 from veriformer.tests.traps import Trap, all_traps
 
 TRAPS = all_traps()

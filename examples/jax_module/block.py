@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from veriformer.properties import Subject
-from veriformer.properties.adapters.jax_arrays import JaxModule
+from veriformer.properties.adapters.shared.jax_arrays import JaxModule
 
 
 class Block(linen.Module):

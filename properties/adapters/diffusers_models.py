@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.adapters.plain_calls import call
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.plain_calls import call
+from veriformer.properties.subject.subject import Subject
 
 
 def build_attention(config: Any, processor: str = "", **options: Any) -> nn.Module:

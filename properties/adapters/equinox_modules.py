@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from veriformer.properties.adapters.flax_modules import attend, attend_across
-from veriformer.properties.adapters.jax_arrays import JaxModule
-from veriformer.properties.adapters.plain_calls import call
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.jax_arrays import JaxModule
+from veriformer.properties.adapters.shared.plain_calls import call
+from veriformer.properties.subject.subject import Subject
 
 
 def build_attention(config: Any, **options: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 _FIRST_RESIDUE = 4
 """Ids 0 to 3 are special: begin, padding, end, unknown; drawn tokens come after them."""

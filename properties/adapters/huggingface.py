@@ -25,9 +25,10 @@ from veriformer.properties.adapters.huggingface_facts import (
     WITHOUT_MASK,
     declared_facts,
 )
-from veriformer.properties.adapters.small_configuration import small_configuration
-from veriformer.properties.adapters.torchvision_stand_in import name_operators
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.adapters.shared.small_configuration import small_configuration
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 PACKAGES = ("transformers",)
 DOMAIN = {

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from veriformer.properties.adapters.keras_layers import keras_on_torch, with_weights
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 
 def _hub() -> Any:

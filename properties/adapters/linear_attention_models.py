@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from veriformer.properties.adapters.plain_calls import call_with_input_mask
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.plain_calls import call_with_input_mask
+from veriformer.properties.subject.subject import Subject
 
 
 def build_linear(config: Any, **options: Any) -> nn.Module:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.adapters.plain_calls import call
-from veriformer.properties.adapters.torchvision_stand_in import name_operators
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.plain_calls import call
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.subject.subject import Subject
 
 
 def _library() -> Any:

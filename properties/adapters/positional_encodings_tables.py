@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 
 def build_sinusoidal(config: Any) -> nn.Module:

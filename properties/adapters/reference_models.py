@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.generation import greedy
 from veriformer.reference.model import Classifier, Decoder, Encoder, EncoderDecoder

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference import objectives, schedules
 from veriformer.reference.config import Config
 from veriformer.reference.model import build as build_reference

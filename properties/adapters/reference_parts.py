@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention, attention
 from veriformer.reference.attention import softmax as reference_softmax
 from veriformer.reference.blocks import EncoderLayer

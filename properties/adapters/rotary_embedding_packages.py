@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 
 def build_rotary(config: Any, **options: Any) -> nn.Module:

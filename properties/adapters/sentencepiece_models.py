@@ -6,8 +6,8 @@ import io
 from functools import cache, partial
 from typing import Any
 
-from veriformer.properties.made_text import made_text
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.made_text import made_text
+from veriformer.properties.subject.subject import Subject
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from veriformer.properties.made_text import made_text
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.made_text import made_text
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.tokenization import BYTE_OF, BytePairEncoding
 
 _PIECES = 400

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from veriformer.properties.adapters.plain_calls import call
-from veriformer.properties.adapters.torchvision_stand_in import name_operators
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.adapters.shared.plain_calls import call
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 
 def _vision_transformer() -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-from veriformer.properties.adapters.torch_kernels import KERNELS, MATH
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.adapters.shared.torch_kernels import KERNELS, MATH
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 
 def build_multi_head(config: Any) -> nn.Module:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.adapters.torch_kernels import MATH
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.adapters.shared.torch_kernels import MATH
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 
 def build_encoder_layer(config: Any, norm_first: bool = False, activation: str = "relu") -> Any:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 
 def softmax(model: Any, scores: Any, dim: int = -1) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from veriformer.properties.adapters.torchvision_stand_in import name_operators
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.subject.subject import Subject
 
 
 class _Embedded(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 
 def build(config: Any, **options: Any) -> nn.Module:

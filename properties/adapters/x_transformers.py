@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 DOMAIN = {"d_model": (24, 32), "num_heads": (2, 4), "num_layers": (2,), "max_len": (40,)}
 

@@ -6,17 +6,17 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from veriformer.properties.attending import Attending
-from veriformer.properties.attention_causes import attention_cause
-from veriformer.properties.attention_module_causes import module_cause
-from veriformer.properties.case import Case
-from veriformer.properties.facts import attention_scale
-from veriformer.properties.influence import causal_region
-from veriformer.properties.oracles import attention_bound, multi_head_oracle, project
-from veriformer.properties.premises import excludes_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.causes.attention import attention_cause
+from veriformer.properties.causes.attention_modules import module_cause
+from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.definitions.attention import attention_bound, multi_head_oracle, project
+from veriformer.properties.engine.attending import Attending
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.facts import attention_scale
+from veriformer.properties.subject.subject import Subject
 
 _PAPER = "Vaswani et al. 2017, equation 1."
 _MODULES = ("self_attention", "cross_attention")

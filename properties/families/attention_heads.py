@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of
-from veriformer.properties.facts import attention_scale
-from veriformer.properties.influence import causal_region
-from veriformer.properties.oracles import project, softmax_oracle
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.definitions.attention import project, softmax_oracle
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.subject.facts import attention_scale
 
 _MODULES = ("self_attention", "cross_attention")
 _PAPER = "Vaswani et al. 2017, section 3.2.2."

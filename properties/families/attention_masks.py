@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from veriformer.properties.attending import Attending
-from veriformer.properties.attention_causes import attention_cause
-from veriformer.properties.case import Case
-from veriformer.properties.compare import worst_difference
-from veriformer.properties.influence import causal_region
-from veriformer.properties.paths import Path
-from veriformer.properties.premises import excludes_fact, needs_mask, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.causes.attention import attention_cause
+from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.definitions.differences import worst_difference
+from veriformer.properties.engine.attending import Attending
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.subject.paths import Path
+from veriformer.properties.subject.subject import Subject
 
 _PAPER = "Vaswani et al. 2017, section 3.2.3."
 _PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.paths import Path
-from veriformer.properties.premises import needs_mask
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_mask
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.subject.paths import Path
 
 
 @holds(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from veriformer.properties.case import Case
-from veriformer.properties.facts import attention_scale
-from veriformer.properties.observed_scale import ObservedScale, ScaleWatch
-from veriformer.properties.premises import excludes_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
-from veriformer.properties.subject import Subject
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.probes.observed_scale import ObservedScale, ScaleWatch
+from veriformer.properties.subject.facts import attention_scale
+from veriformer.properties.subject.subject import Subject
 
 
 def _watched(subject: Subject) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from veriformer.properties.attending import Attending
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, rounding_bound
-from veriformer.properties.premises import excludes_fact
-from veriformer.properties.property import holds
+from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.attending import Attending
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.property import holds
 
 _KIND = ("attention",)
 _BY_DOT_PRODUCT = (excludes_fact("query_key_norm"), excludes_fact("soft_cap"), excludes_fact("sink"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of, worst_difference
-from veriformer.properties.localize import where_it_enters
-from veriformer.properties.paths import DEFAULT, Path
-from veriformer.properties.premises import excludes_fact
-from veriformer.properties.property import holds
-from veriformer.properties.stream import SEQUENCES, Stream, sides
+from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
+from veriformer.properties.subject.paths import DEFAULT, Path
 
 _COUPLED = excludes_fact("batch_coupled")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of, worst_difference
-from veriformer.properties.influence import causal_region, gap_cause, leak_cause, map_of, measured_map
-from veriformer.properties.localize import where_it_enters
-from veriformer.properties.paths import DEFAULT, Path
-from veriformer.properties.premises import excludes_fact, needs_fact
-from veriformer.properties.probing_influence import by_substitution
-from veriformer.properties.property import holds
-from veriformer.properties.stream import PER_POSITION, Stream
-from veriformer.properties.violations import InfluenceMap
+from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import PER_POSITION, Stream
+from veriformer.properties.engine.violations import InfluenceMap
+from veriformer.properties.probes.influence import by_substitution
+from veriformer.properties.subject.paths import DEFAULT, Path
 
 _CAUSAL = needs_fact("causal", True)
 MAP_LENGTH = 6

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veriformer.properties.case import Case
-from veriformer.properties.premises import needs_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.property import holds
 
 _STEPS, _BATCH, _LENGTH = 40, 16, 6
 

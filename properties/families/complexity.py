@@ -11,12 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from veriformer.properties.case import Case
-from veriformer.properties.expected_flops import COUNTED, Flops, expected_flops, why_unknown
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.flops import COUNTED, Flops, expected_flops, why_unknown
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
 
 _VASWANI = "Vaswani et al. 2017, table 1; a multiply-add is two operations."
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of, worst_difference
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_mask, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import tolerance_of
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_mask, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.subject import Subject
 
 _KIND = ("decoder",)
 
@@ -255,7 +256,7 @@ def all_continuations_sum_to_one(case: Case) -> None:
         case.does_not_apply("its outputs are no logits over the vocabulary")
     log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, words[..., None]).sum(dim=(1, 2))
     total = log_p.exp().sum()
-    bound = 4 * steps * case.bench.tolerance(case.built(dtype=built.dtype)) * max(1.0, size_of(logits))
+    bound = 4 * steps * tolerance_of(case.bench, case.built(dtype=built.dtype)) * max(1.0, size_of(logits))
     case.close(total, torch.ones_like(total), "the probabilities of all continuations do not sum to one", bound=bound,
                constants_allowed=True)  # fmt: skip
     case.witness()

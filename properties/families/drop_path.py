@@ -6,14 +6,14 @@ import torch
 from scipy import stats
 from torch import nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.inputs import ordinary
-from veriformer.properties.module_parts import drop_paths
-from veriformer.properties.paths import Path
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_module
-from veriformer.properties.property import holds
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.module_parts import drop_paths
+from veriformer.properties.subject.inputs import ordinary
+from veriformer.properties.subject.paths import Path
 
 SAMPLES = 4096
 FALSE_ALARM = 1e-9

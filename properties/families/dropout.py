@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of
-from veriformer.properties.dropout_watch import DropoutWatch
-from veriformer.properties.inputs import Inputs, ordinary
-from veriformer.properties.module_parts import drop_paths
-from veriformer.properties.paths import Path
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_part
-from veriformer.properties.property import holds
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.probes.module_parts import drop_paths
+from veriformer.properties.subject.inputs import Inputs, ordinary
+from veriformer.properties.subject.paths import Path
 
 _SUBLAYERS = ("feed_forward", "self_attention", "cross_attention")
 _KINDS = (*_SUBLAYERS, "layer", "encoder", "decoder", "encoder_decoder", "classifier")
@@ -241,7 +242,7 @@ def the_backward_drops_the_same(case: Case) -> None:
     """The gradient of the parameters, with the generator set to one seed before each call. Steps get smaller where a
     kink lies between, as in gradients.gradcheck.
     """
-    if torch.float64 not in case.bench.dtypes():
+    if torch.float64 not in judged_dtypes(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(replace(case.config(), dropout=0.5), torch.float64)
     if not isinstance(built.module, nn.Module):

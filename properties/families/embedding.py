@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of, worst_difference
-from veriformer.properties.embedding_leaf import at_embedding
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_part
-from veriformer.properties.probing_structure import first_input
-from veriformer.properties.property import holds
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.embedding_leaf import at_embedding
+from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.structure import first_input
 
 
 @holds(

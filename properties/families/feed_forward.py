@@ -7,12 +7,13 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import rounding_bound, size_of, worst_difference
-from veriformer.properties.ffn_model import ACTIVATIONS, Reading, needs_readable_maps, read
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_module
-from veriformer.properties.property import holds
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.feed_forward import ACTIVATIONS, Reading, needs_readable_maps, read
+from veriformer.properties.definitions.rounding import rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.property import holds
 from veriformer.reference.counting import feed_forward_parameters
 
 _KIND = ("feed_forward",)

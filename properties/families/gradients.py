@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of
-from veriformer.properties.inputs import has_ordinary_inputs, ordinary
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.subject import KINDS
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
 
 _KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
 
@@ -74,7 +75,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     rounding. A kink (ReLU, maximum) between x - h v and x + h v shows once in a great while: then another direction
     is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6.
     """
-    if torch.float64 not in case.bench.dtypes():
+    if torch.float64 not in judged_dtypes(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
@@ -166,7 +167,7 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     """As for the first gradient, one order up. Fused kernels often refuse a second backward: an error is right, a wrong
     number is not. Piecewise linear subjects have a Hessian of zero, and the difference of gradients is zero as well.
     """
-    if torch.float64 not in case.bench.dtypes():
+    if torch.float64 not in judged_dtypes(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)

@@ -9,16 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of
-from veriformer.properties.inputs import ordinary
-from veriformer.properties.module_parts import layer_lists, writers
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_fact, needs_part
-from veriformer.properties.probing_structure import first_input
-from veriformer.properties.property import holds
-from veriformer.properties.stream import Stream
-from veriformer.properties.subject import Subject
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.probes.module_parts import layer_lists, writers
+from veriformer.properties.probes.structure import first_input
+from veriformer.properties.subject.inputs import ordinary
+from veriformer.properties.subject.subject import Subject
 
 _MODELS = ("encoder", "decoder", "encoder_decoder", "classifier")
 _STACKS = ("encoder", "decoder")

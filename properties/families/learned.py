@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.premises import needs_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.property import holds
 
 
 @holds(

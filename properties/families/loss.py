@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.oracles import loss_oracle
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.losses import loss_oracle
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)
 

@@ -6,10 +6,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.premises import needs_fact
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact
+from veriformer.properties.engine.property import holds
 
 FALSE_ALARM = 1e-9
 """Chance that a count of a right implementation falls outside its interval."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, rounding_bound, size_of
-from veriformer.properties.norm_model import NormModel, is_centred, read_off
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_fact, needs_module, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.norms import NormModel, is_centred, read_off
 
 _KIND = ("norm",)
 _KNOWN = excludes_fact("norm", "none", "other")
@@ -274,7 +276,7 @@ def the_gradient_is_orthogonal_to_the_input(case: Case) -> None:
     """Checked on a random cotangent, relative to the size of the gradient, far above eps; and ten times the input has a
     tenth of the gradient.
     """
-    built = case.built(dtype=case.bench.dtypes()[-1])
+    built = case.built(dtype=judged_dtypes(case.bench)[-1])
     base = 2.0**6 if built.dtype in _HALF else 2.0**10
     x = _input(case, built, base).requires_grad_()
     weight = case.normal(*x.shape, dtype=built.dtype)

@@ -8,18 +8,19 @@ from functools import partial
 import torch
 from torch import nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.dropout_watch import DropoutWatch
-from veriformer.properties.inputs import Inputs, has_ordinary_inputs, ordinary
-from veriformer.properties.layouts import LAYOUTS
-from veriformer.properties.localize import where_it_enters
-from veriformer.properties.paths import Path
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.subject import KINDS
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.layouts import LAYOUTS
+from veriformer.properties.subject.paths import Path
 
 _CALLABLE = tuple(kind for kind in KINDS if has_ordinary_inputs(kind))
 _WITH_TENSORS = tuple(kind for kind in _CALLABLE if kind not in ("positions", "position_bias"))
@@ -167,7 +168,7 @@ def instances_do_not_share_state(case: Case) -> None:
     """The other instance has other sizes, and where the subject computes in it another dtype; an instance built after
     it must answer as the one built before.
     """
-    built = case.built(dtype=case.bench.dtypes()[0])
+    built = case.built(dtype=judged_dtypes(case.bench)[0])
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     before = case.call(built, *tensors, *inputs.extras).clone()
@@ -175,7 +176,7 @@ def instances_do_not_share_state(case: Case) -> None:
     config = others[case.integer("other", 0, len(others) - 1)]
     if "d_model" not in case.subject.domain and case.flag("wider"):  # than any before: what is kept must be made anew
         config = replace(config, d_model=2 * max(c.d_model for c in case.bench.configs) * config.num_heads)
-    other = case.bench.pool.fresh(config, case.bench.dtypes()[-1])
+    other = case.bench.pool.fresh(config, judged_dtypes(case.bench)[-1])
     theirs = ordinary(case.subject, config, case.generator, other.dtype)
     case.call(other, *[x.to(case.bench.device) for x in theirs.tensors], *theirs.extras)
     case.close(case.call(built, *tensors, *inputs.extras), before,

@@ -13,14 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import size_of
-from veriformer.properties.expected_count import COUNTED, expected_count, surplus_cause, total, why_unknown
-from veriformer.properties.inputs import has_ordinary_inputs, ordinary
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.subject import KINDS, DrawnConfig, Subject
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.counts import surplus_cause
+from veriformer.properties.definitions.counts import COUNTED, expected_count, total, why_unknown
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 _MODULES = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("softmax", "attention"))
 _COUNT = "Course notes, section 8.1; derivation in veriformer.reference.counting."
@@ -130,7 +134,7 @@ def nothing_is_left_behind(case: Case) -> None:
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     before = case.call(built, *tensors, *inputs.extras).detach().clone()
     twins: list[tuple[str, nn.Module]] = [("deepcopy", copy.deepcopy(module))]
-    wide = torch.float64 if torch.float64 in case.bench.dtypes() else built.dtype
+    wide = torch.float64 if torch.float64 in judged_dtypes(case.bench) else built.dtype
     twins.append(("moving to another dtype and back", copy.deepcopy(module).to(wide).to(built.dtype)))
     if case.subject.build is not None:
         other = _is_module(case, case.built(dtype=built.dtype, raw=True, fresh=True))

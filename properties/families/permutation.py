@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import rounding_bound, size_of, worst_difference
-from veriformer.properties.paths import DEFAULT, Path
-from veriformer.properties.premises import excludes_fact, needs_fact
-from veriformer.properties.property import holds
-from veriformer.properties.stream import PER_POSITION, Stream
-from veriformer.properties.subject import Subject
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import PER_POSITION, Stream
+from veriformer.properties.subject.paths import DEFAULT, Path
+from veriformer.properties.subject.subject import Subject
 
 _FREE = (needs_fact("positions", "none"), excludes_fact("causal"), excludes_fact("window"))
 _SET = "Lee et al. 2019 (Set Transformer), property 1; Yun et al. 2020, claim 1."

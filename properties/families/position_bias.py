@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.premises import needs_fact
-from veriformer.properties.property import holds
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact
+from veriformer.properties.engine.property import holds
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 _KIND = ("position_bias",)

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, size_of, worst_difference
-from veriformer.properties.compiling import why_not_compiled
-from veriformer.properties.inputs import has_ordinary_inputs, ordinary
-from veriformer.properties.paths import Path
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.subject import KINDS
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.compiling import why_not_compiled
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, makes_choices, tolerance_of
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.paths import Path
 
 _KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
 LADDER = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,16 +42,16 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     right too; where float64 is not its own it is computed from float32.
     """
     dtype = getattr(torch, case.choice("ladder", [str(d).removeprefix("torch.") for d in LADDER]))
-    if case.subject.module is not None and case.bench.given_dtype() != torch.float32 and dtype == torch.float32:
+    if case.subject.module is not None and given_dtype(case.bench) != torch.float32 and dtype == torch.float32:
         case.reject("the instance is of fewer bits already")
     try:
         low = case.bench.pool.get(case.config(), dtype)
         inputs = ordinary(case.subject, low.config, case.generator, dtype)
         tensors = [x.to(case.bench.device) for x in inputs.tensors]
-        if dtype != torch.float32 and case.bench.makes_choices(low):
+        if dtype != torch.float32 and makes_choices(case.bench, low):
             case.reject("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
         got = case.call(low, *tensors, *inputs.extras).detach()
-        tolerance = case.bench.tolerance(low)
+        tolerance = tolerance_of(case.bench, low)
     except SubjectError as problem:
         if _is_refusal(problem):
             case.witness()
@@ -103,7 +105,7 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     precision. An error under autocast, where the plain call works, is a defect.
     """
     built = case.built(dtype=torch.float32)
-    if case.bench.makes_choices(built):
+    if makes_choices(case.bench, built):
         case.does_not_apply("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
     inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
@@ -121,7 +123,7 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     real = given["attention_mask"] if given and expected.ndim == 3 else slice(None)
     case.finite(got[real], "under autocast the output is NaN or infinite")
     case.close(got.double()[real], expected.double()[real], "under autocast the output is another one",
-               bound=case.bench.half_tolerance(built) * size_of(expected), constants_allowed=True)  # fmt: skip
+               bound=half_tolerance_of(case.bench, built) * size_of(expected), constants_allowed=True)  # fmt: skip
     case.witness()
 
 

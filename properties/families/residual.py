@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, rounding_bound, size_of, worst_difference
-from veriformer.properties.inputs import Inputs, ordinary
-from veriformer.properties.module_parts import is_norm, layer_lists, silence
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.subject import Subject
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.module_parts import is_norm, layer_lists, silence
+from veriformer.properties.subject.inputs import Inputs, ordinary
+from veriformer.properties.subject.subject import Subject
 
 _LAYER = ("layer",)
 _HE = "He et al. 2016, equation 1; Xiong et al. 2020, figure 1."

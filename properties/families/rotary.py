@@ -7,15 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, rounding_bound, size_of
-from veriformer.properties.paths import Path
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_mask
-from veriformer.properties.property import holds
-from veriformer.properties.stream import SEQUENCES, Stream
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_mask
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.subject.paths import Path
+from veriformer.properties.subject.subject import Subject
 
 _KIND = ("rotary",)
 _PAPER = "Su et al. 2021, section 3.2.2."

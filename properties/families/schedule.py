@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.property import holds
 
 _KIND = ("schedule",)
 _BOUND = 16 * epsilon(torch.float32)

@@ -9,13 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_module
-from veriformer.properties.property import holds
-from veriformer.properties.sinusoids import closed_form, table_bound, table_cause
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.sinusoids import table_cause
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.definitions.sinusoids import closed_form, table_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.property import holds
 
 _KIND = ("positions",)
 _SINUSOIDAL = needs_fact("positions", "sinusoidal")

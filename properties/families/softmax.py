@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.case import Case
-from veriformer.properties.compare import epsilon, rounding_bound
-from veriformer.properties.inputs import ordinary
-from veriformer.properties.oracles import softmax_bound, softmax_oracle
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import excludes_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.subject import Subject
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.attention import softmax_bound, softmax_oracle
+from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_part
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.inputs import ordinary
+from veriformer.properties.subject.subject import Subject
 
 _DEFINITION = "Course notes, lecture 8, definition of softmax."
 _WEIGHTED = ("self_attention", "cross_attention")
@@ -354,7 +355,7 @@ def long_rows_are_accurate_in_every_dtype(case: Case) -> None:
     if case.bench.settings.dtypes:
         name = str(case.bench.settings.dtypes[0]).removeprefix("torch.")
     dtype = getattr(torch, name)
-    built = case.built(dtype=case.bench.dtypes()[0])
+    built = case.built(dtype=judged_dtypes(case.bench)[0])
     width = case.choice("S", (4096, 3000, 2049, 257, 1))
     scores = case.normal(2, width, dtype=dtype)
     scores[1] = 0.5

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from veriformer.properties.case import Case
-from veriformer.properties.pool import Built
-from veriformer.properties.premises import needs_fact, needs_part
-from veriformer.properties.property import holds
-from veriformer.properties.violations import SubjectError
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.property import holds
 
 _KIND = ("tokenizer",)
 _FEW_LETTERS = "abc "

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties import check
-from veriformer.properties.adapters import as_subject, shipped
-from veriformer.properties.engine import Judge
-from veriformer.properties.profiles import Settings
-from veriformer.properties.subject import Subject
+from veriformer.properties.adapters.recognising import as_subject, shipped
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants.documented import Bug, documented
 
 

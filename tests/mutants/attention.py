@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
 

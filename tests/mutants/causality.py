@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference import attention as reference_attention
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.tests.mutants import fault

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veriformer.properties.adapters.reference_models import facts_of, forward
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.parts import sized

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from veriformer.properties.adapters.reference_tokenizers import encode
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.pooling import WeightedPooling
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.init import started

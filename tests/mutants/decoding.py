@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.adapters.reference_models import cached
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.cache import LayerCache
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault

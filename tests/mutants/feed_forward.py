@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.parts import SelfAttention, self_attention
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters import reference_parts
 from veriformer.properties.adapters.reference_models import facts_of, forward
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault

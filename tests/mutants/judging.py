@@ -12,11 +12,12 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # several mutants shar
 
 import torch  # noqa: E402
 
-from veriformer.properties import results as r  # noqa: E402
-from veriformer.properties.engine import Judge, select  # noqa: E402
-from veriformer.properties.profiles import Settings  # noqa: E402
-from veriformer.properties.property import Property, named  # noqa: E402
-from veriformer.properties.subject import Subject  # noqa: E402
+from veriformer.properties.bench.profiles import Settings  # noqa: E402
+from veriformer.properties.engine.property import Property  # noqa: E402
+from veriformer.properties.judging.catalogue import named, select  # noqa: E402
+from veriformer.properties.judging.judge import Judge  # noqa: E402
+from veriformer.properties.results import records as r  # noqa: E402
+from veriformer.properties.subject.subject import Subject  # noqa: E402
 from veriformer.tests.mutants import Fault, all_faults  # noqa: E402
 from veriformer.tests.mutants.source import SourceMutant, all_source_mutants  # noqa: E402
 

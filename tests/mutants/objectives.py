@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veriformer.properties.adapters.reference_objectives import SHIPPED, accumulate, build_decoder, mask, plain
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference import schedules
 from veriformer.reference.objectives import cross_entropy, shifted
 from veriformer.tests.mutants import fault

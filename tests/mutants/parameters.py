@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault

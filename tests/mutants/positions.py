@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 from veriformer.tests.mutants import fault

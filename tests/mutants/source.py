@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from veriformer import reference
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 
 _ADAPTERS = "veriformer.properties.adapters"
 JUDGED_ON: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from veriformer.properties.adapters.reference_tokenizers import SHIPPED, SPECIAL, encode
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.tokenization import BytePairEncoding, letters, merge, split_words
 from veriformer.tests.mutants import fault
 

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from broken_models import TinyLanguageModel
 from veriformer.properties import Subject, check
-from veriformer.properties.adapters import as_subject, shipped
-from veriformer.properties.subject import DrawnConfig
+from veriformer.properties.adapters.recognising import as_subject, shipped
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from veriformer.properties.property import Property, catalogue
+from veriformer.properties.engine.property import Property
+from veriformer.properties.judging.catalogue import catalogue
 
 KNOWN = (Path(__file__).parent / "catalogue_ids.txt").read_text(encoding="utf-8").split()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from veriformer.properties import check
-from veriformer.properties.adapters import shipped
+from veriformer.properties.adapters.recognising import shipped
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device here")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from veriformer.properties.deviations import DeviationsError, apply_deviations, read_deviations, stale
-from veriformer.properties.results import Report, Result, SubjectReport
+from veriformer.properties.known.deviations import DeviationsError, apply_deviations, read_deviations, stale
+from veriformer.properties.results.records import Report, Result, SubjectReport
 
 ENTRY = '[[deviation]]\nproperty = "a.b"\nsubject = "mine"\nreason = "because"\n'
 

@@ -11,13 +11,17 @@ import torch
 from torch import nn
 
 from broken_models import RIGHT, build_right, layer
-from veriformer.properties import engine, profiles
-from veriformer.properties.case import Case
-from veriformer.properties.engine import Judge, run, select
-from veriformer.properties.profiles import Settings
-from veriformer.properties.property import Property, holds, in_dependency_order, named
-from veriformer.properties.results import Report, Result, SubjectReport, ViolationsFoundError
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.bench import profiles
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.property import Property, holds
+from veriformer.properties.judging import judge as engine
+from veriformer.properties.judging.catalogue import in_dependency_order, named, select
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.judging.run import run
+from veriformer.properties.results.records import Report, Result, SubjectReport, ViolationsFoundError
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 
 def prop(check: object, *, kinds: tuple[str, ...] = ("layer", "decoder"), requires: tuple[str, ...] = ()) -> Property:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties import Subject, check
-from veriformer.properties.module_parts import layer_lists
-from veriformer.properties.redraw import redraw_weights
-from veriformer.properties.subject import DrawnConfig
+from veriformer.properties.bench.redraw import redraw_weights
+from veriformer.properties.probes.module_parts import layer_lists
+from veriformer.properties.subject.sizes import DrawnConfig
 
 
 class Embedded(nn.Module):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from veriformer.properties import check
-from veriformer.properties.adapters import as_subject, shipped
-from veriformer.properties.adapters.torchvision_stand_in import name_operators
-from veriformer.properties.deviations import read_deviations
-from veriformer.properties.libraries import LIBRARIES, Library
-from veriformer.properties.property import catalogue
+from veriformer.properties.adapters.libraries import LIBRARIES, Library
+from veriformer.properties.adapters.recognising import as_subject, shipped
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.judging.catalogue import catalogue
+from veriformer.properties.known.deviations import read_deviations
 from veriformer.properties.targets import TargetError, load
 
 name_operators()  # transformers imports torchvision, whose compiled part does not load beside a CPU build of torch

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from broken_models import TinyLanguageModel
-from veriformer.properties import canaries, faults
-from veriformer.properties.adapters import as_subject, shipped
-from veriformer.properties.canaries import CANARIES, send
-from veriformer.properties.engine import Judge, select
-from veriformer.properties.profiles import Settings
-from veriformer.properties.property import named
-from veriformer.properties.results import FAIL
-from veriformer.properties.subject import KINDS, DrawnConfig, Subject
+from veriformer.properties.adapters.recognising import as_subject, shipped
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.canaries import send
+from veriformer.properties.judging.catalogue import named, select
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.power import canaries, faults
+from veriformer.properties.power.canaries import CANARIES
+from veriformer.properties.results.records import FAIL
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 
 QUICK = Settings(profile="quick")
 

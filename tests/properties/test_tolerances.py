@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from broken_models import RIGHT, layer
-from veriformer.properties.compare import GAP, epsilon, rounding_bound, worst_difference
-from veriformer.properties.noise import relative_tolerance
-from veriformer.properties.profiles import Settings
-from veriformer.properties.workbench import Workbench
+from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
+from veriformer.properties.bench.noise import relative_tolerance
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.differences import worst_difference
+from veriformer.properties.definitions.rounding import GAP, epsilon, rounding_bound
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -48,18 +50,18 @@ def test_a_chaotic_subject_cannot_buy_leniency() -> None:
 def test_float64_is_used_only_where_it_is_genuine() -> None:
     genuine = Workbench(RIGHT, Settings())
     rounded = Workbench(layer(lambda x: (x.float() * 1.5).to(x.dtype)), Settings())
-    assert genuine.dtypes() == (torch.float32, torch.float64)
-    assert rounded.dtypes() == (torch.float32,)
+    assert judged_dtypes(genuine) == (torch.float32, torch.float64)
+    assert judged_dtypes(rounded) == (torch.float32,)
 
 
 def test_measured_tolerance_lies_between_rounding_and_real_deviations() -> None:
     bench = Workbench(RIGHT, Settings())
-    tolerance = bench.tolerance(bench.pool.get(bench.configs[0], torch.float32))
+    tolerance = tolerance_of(bench, bench.pool.get(bench.configs[0], torch.float32))
     assert 16 * epsilon(torch.float32) <= tolerance <= 5.5e-5
 
 
 def test_a_narrow_constant_does_not_cost_float64() -> None:
     masked = Workbench(layer(lambda x: x * torch.ones(x.shape[1]).to(x.dtype)[:, None] * 1.5), Settings())
-    assert masked.dtypes() == (torch.float32, torch.float64)
+    assert judged_dtypes(masked) == (torch.float32, torch.float64)
     upcast = Workbench(layer(lambda x: x + x.softmax(-1, dtype=torch.float32).to(x.dtype)), Settings())
-    assert upcast.dtypes() == (torch.float32,)
+    assert judged_dtypes(upcast) == (torch.float32,)

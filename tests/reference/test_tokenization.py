@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from veriformer.properties.made_text import made_text
+from veriformer.properties.adapters.shared.made_text import made_text
 from veriformer.reference.tokenization import BytePairEncoding, Unigram, WordPiece
 
 TEXT = made_text(2000)

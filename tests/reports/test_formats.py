@@ -13,8 +13,8 @@ from junitparser import JUnitXml
 
 from broken_models import build_leaky
 from veriformer.properties import Subject, check
-from veriformer.properties.reading import report_of, whole
-from veriformer.properties.results import plain
+from veriformer.properties.results.reading import report_of, whole
+from veriformer.properties.results.records import plain
 from veriformer.reports.badge import badge
 from veriformer.reports.formats import FORMATS, stable, write_all
 from veriformer.reports.junit import junit

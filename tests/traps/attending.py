@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
 from veriformer.tests.traps import trap
 

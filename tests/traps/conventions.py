@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.properties.adapters import shipped
-from veriformer.properties.subject import DrawnConfig, Subject
+from veriformer.properties.adapters.recognising import shipped
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.cache import LayerCache
 from veriformer.tests.mutants.decoding import decoder, reordering
 from veriformer.tests.mutants.parts import SelfAttention, attention, layer, masked, self_attention

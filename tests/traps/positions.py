@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.subject import Subject
+from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 from veriformer.tests.mutants.parts import SelfAttention, model, positions
 from veriformer.tests.traps import trap

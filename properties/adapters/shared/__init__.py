@@ -1,0 +1,1 @@
+"""What several adapters share: usual ways to call a model, JAX functions as modules, small configurations."""

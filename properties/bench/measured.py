@@ -1,0 +1,159 @@
+"""What is measured on a subject before it is judged: its rounding noise, the dtypes it computes in, its choices.
+
+Each is measured once and kept on the workbench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.noise import relative_tolerance, sensitivity
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import GAP, epsilon
+from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
+
+T = TypeVar("T")
+
+
+def _kept(bench: Workbench, key: tuple[Any, ...], measure: Callable[[], T]) -> T:
+    if key not in bench.measured:
+        bench.measured[key] = measure()
+    kept: T = bench.measured[key]
+    return kept
+
+
+def tolerance_of(bench: Workbench, built: Built) -> float:
+    """Return the largest relative difference between equivalent evaluations that counts as rounding."""
+
+    def measure() -> float:
+        c = built.config
+        longest = max(c.d_model, c.d_ff, c.max_len, 16)
+        return relative_tolerance(_sensitivity(bench, built, epsilon(built.dtype)), built.dtype, longest)
+
+    return _kept(bench, ("tolerance", built.config, built.dtype), measure)
+
+
+def half_tolerance_of(bench: Workbench, built: Built) -> float:
+    """Return the tolerance under autocast, which computes parts in bfloat16 and others in float32.
+
+    Which parts these are depends on the path (a kernel with or without a mask), so that a whole path is rounded
+    otherwise, not single tensors: three times what the model shows in bfloat16, at most `GAP`.
+    """
+    try:
+        return min(3 * tolerance_of(bench, bench.pool.get(built.config, torch.bfloat16)), GAP[torch.bfloat16])
+    except SubjectError:
+        return GAP[torch.bfloat16]
+
+
+def _sensitivity(bench: Workbench, built: Built, step: float) -> float:
+    generator = torch.Generator().manual_seed(1)
+    inputs = ordinary(bench.subject, built.config, generator, built.dtype)
+    tensors = [x.to(bench.device) for x in inputs.tensors]
+
+    def call(module: Any, moved: list[Tensor]) -> Tensor:
+        stand_in = Built(module, built.config, built.dtype, built.is_fresh)
+        return bench.forward(stand_in, *moved, *inputs.extras)
+
+    return sensitivity(built.module, call, tensors, built.dtype, generator, step)
+
+
+def judged_dtypes(bench: Workbench) -> tuple[torch.dtype, ...]:
+    """Return the dtypes to judge in: those asked for, else float32 and, where it is genuine, float64."""
+    if bench.settings.dtypes:
+        return bench.settings.dtypes
+    own = given_dtype(bench)
+    if own == torch.float64:
+        return (own,)
+    return (own, torch.float64) if computes_in_float64(bench) else (own,)
+
+
+def given_dtype(bench: Workbench) -> torch.dtype:
+    """Return the parameter dtype of a ready-made instance, float32 for anything else."""
+    module = bench.subject.module
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+
+
+def computes_in_float64(bench: Workbench) -> bool:
+    """Whether the subject genuinely computes in float64, so that it can be judged there."""
+    return _kept(bench, ("float64",), lambda: _computes_in_float64(bench))
+
+
+def _computes_in_float64(bench: Workbench) -> bool:
+    """Probe: no operation gives narrower numbers, and the output follows a move of 1e-11."""
+    if bench.device.type == "mps" or not has_ordinary_inputs(bench.subject.kind):
+        return False
+    try:
+        built = bench.pool.get(bench.configs[0], torch.float64)
+        inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), torch.float64)
+        tensors = [x.to(bench.device) for x in inputs.tensors]
+        with NarrowingWatch() as watch, torch.no_grad():
+            output = bench.forward(built, *tensors, *inputs.extras)
+            for backend in bench.subject.backends.values():  # they must agree with the default one
+                with backend():
+                    bench.forward(built, *tensors, *inputs.extras)
+        hidden = built.module.modules() if isinstance(built.module, torch.nn.Module) else ()
+        if any(getattr(part, "is_narrow", False) for part in hidden):  # other frameworks, which torch cannot watch
+            return False
+        if watch.is_narrow or output.dtype != torch.float64 or not bool(output.isfinite().all()):
+            return False
+        floats = built.module is not None or any(x.is_floating_point() for x in inputs.tensors)
+        step = 1e-11  # far below float32's 6e-8, far above float64's 1e-16
+        moved = _sensitivity(bench, built, step)
+    except SubjectError:
+        return False
+    return not floats or step * 1e-3 < moved < step * 1e3
+
+
+def makes_choices(bench: Workbench, built: Built) -> bool:
+    """Whether the model picks by numbers that it computed (experts, keys): half precision flips such picks."""
+    return _kept(bench, ("choices", built.config), lambda: _makes_choices(bench, built))
+
+
+def _makes_choices(bench: Workbench, built: Built) -> bool:
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+    try:
+        with ChoiceWatch() as watch, torch.no_grad():
+            bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
+    except SubjectError:
+        return False
+    return watch.has_chosen
+
+
+def is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
+    """Whether train mode, without dropout, can be judged like eval mode: equal calls agree.
+
+    On many copies of a batch: stochastic depth draws once a sample, and two samples would often agree by chance.
+    """
+    key = ("training", built.config, built.dtype)
+    return _kept(bench, key, lambda: _is_deterministic_in_training(bench, built))
+
+
+def _is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+    copies = 64 if KINDS[bench.subject.kind].inputs != "other" else 1
+    tensors = [x.repeat(copies, *(1,) * (x.ndim - 1)).to(bench.device) for x in inputs.tensors]
+    if not isinstance(built.module, torch.nn.Module):
+        return False
+    built.module.train()
+    try:
+        return agrees_with_itself(bench, built, *tensors, *inputs.extras)
+    except SubjectError:
+        return False
+    finally:
+        built.module.eval()
+
+
+def agrees_with_itself(bench: Workbench, built: Built, *inputs: Any) -> bool:
+    """Whether two equal calls give the same output within rounding."""
+    first, second = (bench.forward(built, *inputs) for _ in range(2))
+    return worst_difference(first, second, size_of(second)).error <= 16 * epsilon(first.dtype)

@@ -1,0 +1,72 @@
+"""How much a subject's output moves under rounding: measured on the subject itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import GAP, epsilon
+
+LAMBDA = 6.0
+"""Deviations allowed in the probabilistic rounding bound; 2 exp(-LAMBDA^2 / 2) = 3e-8 is the chance to pass it."""
+
+
+def nudged(value: Tensor, generator: torch.Generator, step: float) -> Tensor:
+    """Return `value` with every entry moved by a relative `step`, up or down at random."""
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device) * 2 - 1
+    return value * (1 + step * signs.to(value.dtype))
+
+
+def sensitivity(
+    module: Any,
+    call: Callable[[Any, list[Tensor]], Tensor],
+    inputs: list[Tensor],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    step: float,
+) -> float:
+    """Measure how far the output moves, relative to its size, when parameters and inputs move by `step`.
+
+    Args:
+        module: called on a copy of it, so that it is never altered.
+        call: `call(module, inputs)` gives the output.
+        inputs: floating point ones are moved, token ids stay.
+        dtype: of the arithmetic.
+        generator: private.
+        step: relative size of the move.
+
+    Returns:
+        Largest change over two moves, divided by the root mean square of the output.
+    """
+    with torch.no_grad():
+        base = call(module, inputs)
+        worst = 0.0
+        for _ in range(2):
+            moved_module = module
+            if isinstance(module, nn.Module):
+                moved_module = copy.deepcopy(module)
+                for parameter in moved_module.parameters():
+                    if parameter.is_floating_point():
+                        parameter.copy_(nudged(parameter, generator, step))
+            moved = [nudged(x, generator, step) if x.is_floating_point() else x for x in inputs]
+            worst = max(worst, worst_difference(call(moved_module, moved), base, size_of(base)).error)
+    return worst
+
+
+def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
+    """Turn the measured sensitivity to one-epsilon moves into a tolerance for two evaluation orders.
+
+    A backward stable computation is the exact one at data moved by at most LAMBDA sqrt(n) u, n the
+    longest reduction (Higham & Mary 2019). Moving all data by eps = 2 u was measured to move the output by
+    `floor`, so two evaluations differ by at most 2 * LAMBDA sqrt(n) / 2 * floor. Products of half-precision
+    tensors are accumulated in float32, so n does not enter there: what remains are the roundings of the tensors
+    themselves, one move a side, and as much again for the tensors between. Never below 16 eps (outputs
+    that happen to be insensitive), never above `GAP` (so a chaotic subject cannot buy itself leniency).
+    """
+    factor = 4.0 if dtype in (torch.bfloat16, torch.float16) else LAMBDA * longest**0.5
+    return min(max(factor * floor, 16 * epsilon(dtype)), GAP[dtype])

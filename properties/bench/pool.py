@@ -1,0 +1,129 @@
+"""Built models: made once per size and dtype, re-drawn to unit gain, reused; a given instance is left alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from veriformer.properties.bench.guards import SubjectError, first_line
+from veriformer.properties.bench.redraw import redraw_weights
+from veriformer.properties.subject.palette import palette
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+
+
+@dataclass
+class Built:
+    """One model ready to be called.
+
+    Attributes:
+        module: what `Subject.forward` gets as its first argument (None for a plain function).
+        config: its sizes.
+        dtype: of its parameters and floating point inputs.
+        is_fresh: built by the suite (weights re-drawn), rather than given.
+    """
+
+    module: Any
+    config: DrawnConfig
+    dtype: torch.dtype
+    is_fresh: bool
+
+
+WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
+
+
+class ModelPool:
+    """Builds and keeps the models of one subject."""
+
+    def __init__(self, subject: Subject, device: torch.device) -> None:
+        self.subject = subject
+        self.device = device
+        self.configs = palette(subject)
+        self._built: dict[tuple[DrawnConfig, torch.dtype, bool], Built] = {}
+
+    def get(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
+        """Return the model for these sizes, in eval mode.
+
+        Args:
+            config: sizes; one of `configs`.
+            dtype: parameter dtype.
+            raw: keep the weights of the subject's own initialisation.
+
+        Raises:
+            SubjectError: `build` raised, or gave parameters that hold no values.
+        """
+        key = (config, dtype, raw)
+        if key not in self._built:
+            self._built[key] = self._make(config, dtype, raw)
+        return self._built[key]
+
+    def fresh(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
+        """Return a model of its own, free to be altered (a copy where an instance was given)."""
+        return self._make(config, dtype, raw, copied=True)
+
+    def _make(self, config: DrawnConfig, dtype: torch.dtype, raw: bool, copied: bool = False) -> Built:
+        subject = self.subject
+        if subject.is_functional:
+            return Built(None, config, dtype, is_fresh=False)
+        if subject.module is not None:
+            return Built(self._adopted(dtype, copied), config, dtype, is_fresh=False)
+        assert subject.build is not None
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(WEIGHT_SEED)
+            try:
+                module = subject.build(config)
+            except Exception as problem:
+                raise SubjectError(
+                    f"build raised {type(problem).__name__}: {first_line(problem)} (for {config}); "
+                    "limit the sizes with domain= or mend build"
+                ) from problem
+        if isinstance(module, nn.Module):
+            _refuse_unallocated(module)
+            module = module.to(self.device).to(dtype).eval()
+            if not raw:
+                redraw_weights(module, WEIGHT_SEED)
+        return Built(module, config, dtype, is_fresh=True)
+
+    def _adopted(self, dtype: torch.dtype, copied: bool) -> Any:
+        module = self.subject.module
+        if not isinstance(module, nn.Module):
+            return module
+        _refuse_unallocated(module)
+        own = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
+        if own == dtype and not copied:
+            return module
+        return copy.deepcopy(module).to(self.device).to(dtype).eval()
+
+
+def _refuse_unallocated(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta:
+            raise SubjectError(
+                f"parameter {name!r} holds no values (meta device or lazy); materialise the model before checking it"
+            )
+
+
+def callable_subject(subject: Subject, pool: ModelPool) -> Subject:
+    """Return the subject with a `forward`; without one the model itself is called, with the masks that it takes.
+
+    Raises:
+        SubjectError: the model cannot be built, or is not callable.
+    """
+    if subject.forward is not None:
+        return subject
+    module = pool.get(pool.configs[0], torch.float32).module if subject.module is None else subject.module
+    if not callable(module):
+        raise SubjectError(f"the model is {type(module).__name__}, which cannot be called; give the subject a forward")
+    like = replace(subject, build=None, module=module)
+    forms = tuple(form for form in ("padding", "pairwise", "additive") if like.takes_mask(form))
+    return replace(subject, forward=_call, mask_forms=forms)
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)

@@ -1,0 +1,48 @@
+"""What one property saw while it was judged: counts, and its worst comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    """What one property saw.
+
+    Attributes:
+        examples: cases judged.
+        witnesses: times the premise really held.
+        error: worst error, in the unit of its tolerance.
+        tolerance: tolerance at that place.
+        margin: worst error / tolerance; a violation has more than 1.
+        paths: times each path was walked.
+        measures: what was measured beside, the largest of each.
+        subject_seconds: spent inside the subject.
+        calls: of the subject.
+        given_up: reasons for which cases were given up before anything was compared.
+    """
+
+    examples: int = 0
+    witnesses: int = 0
+    error: float = 0.0
+    tolerance: float = 0.0
+    margin: float = 0.0
+    paths: dict[str, int] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    subject_seconds: float = 0.0
+    calls: int = 0
+    given_up: set[str] = field(default_factory=set)
+
+    def note(self, error: float, tolerance: float) -> None:
+        """Keep the comparison if its margin is the worst so far."""
+        margin = error / tolerance if tolerance > 0 else (0.0 if error == 0 else math.inf)
+        if margin >= self.margin:
+            self.error, self.tolerance, self.margin = error, tolerance, margin
+
+    def note_worst_of(self, other: Tally) -> None:
+        """Take over the worst comparison of another tally, and the time that it spent."""
+        if other.margin >= self.margin:
+            self.error, self.tolerance, self.margin = other.error, other.tolerance, other.margin
+        self.subject_seconds += other.subject_seconds
+        self.calls += other.calls

@@ -1,0 +1,130 @@
+"""One subject while it is checked: its models, the way it is called, what was measured on it, the settings."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.compiling import compiled as compile_call
+from veriformer.properties.bench.compiling import why_not_compiled
+from veriformer.properties.bench.guards import SubjectError, first_line, guarded
+from veriformer.properties.bench.pool import Built, ModelPool
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.bench.recording import Recording
+from veriformer.properties.bench.tally import Tally
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+
+
+class Workbench:
+    """One subject, ready to be judged.
+
+    Attributes:
+        subject: with the facts that were found out.
+        settings: of the run.
+        device: of its models and inputs.
+        pool: its models.
+        tally: of the property that is judged now.
+        recorder: told of calls and comparisons, while a failing case is written down.
+        measured: what `bench.measured` found out, kept.
+    """
+
+    def __init__(self, subject: Subject, settings: Settings, pool: ModelPool | None = None) -> None:
+        self.subject = subject
+        self.settings = settings
+        self.device = torch.device(settings.device)
+        self.pool = pool or ModelPool(subject, self.device)
+        self.tally = Tally()
+        self.recorder: Recording | None = None
+        self.measured: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[int, Callable[..., Any]] = {}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile is among the paths: in the profile thorough, where a compiler is at hand."""
+        return self.settings.profile == "thorough" and why_not_compiled(self.subject) is None
+
+    @property
+    def configs(self) -> list[DrawnConfig]:
+        """Sizes that models are built with, smallest first."""
+        return self.pool.configs
+
+    def call(self, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the subject: timed, limited in time, its warnings kept quiet.
+
+        Raises:
+            SubjectError: it raised.
+            SubjectTimeoutError: it took longer than `settings.call_seconds`.
+        """
+        if function is None:
+            raise SubjectError("the subject does not offer what the property needs")
+        started = time.perf_counter()
+        try:
+            with self.recorder.aside() if self.recorder else nullcontext():
+                output = guarded(function, args, kwargs, self.settings.call_seconds)
+        finally:
+            self.tally.subject_seconds += time.perf_counter() - started
+            self.tally.calls += 1
+        self._note_part(function)
+        if self.recorder:
+            self.recorder.called(function, args, kwargs, output)
+        return output
+
+    def _note_part(self, function: Callable[..., Any]) -> None:
+        """Count a call of another part than `forward` as a path walked."""
+        for part in ("weights", "cache", "embed", "generate"):
+            if getattr(self.subject, part) is function:
+                self.tally.paths[part] = self.tally.paths.get(part, 0) + 1
+
+    def forward(self, built: Built, *args: Any, compiled: bool = False, **kwargs: Any) -> Tensor:
+        """Call the subject's forward and insist on one tensor.
+
+        Args:
+            built: the model.
+            args: after it.
+            compiled: through torch.compile.
+            kwargs: keywords.
+
+        Raises:
+            SubjectError: it raised, or returned something else than a tensor.
+        """
+        function = self.subject.forward or built.module
+        arguments = (built.module, *args) if self.subject.forward is not None else args
+        if compiled and self.subject.forward is not None:
+            self.warm(built, *args, **kwargs)
+            function = self._compiled[id(built.module)]
+            arguments = args
+        output = self.call(function, *arguments, **kwargs)
+        if not isinstance(output, Tensor):
+            raise SubjectError(
+                f"forward returned {_a(output)}, where one tensor is required; "
+                "give the subject a forward that picks the tensor to be checked"
+            )
+        return output
+
+    def warm(self, built: Built, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments, without a limit of time: the compiler's seconds are not the subject's.
+
+        Raises:
+            SubjectError: it cannot be compiled.
+        """
+        assert self.subject.forward is not None
+        run = self._compiled.setdefault(id(built.module), compile_call(self.subject.forward, built.module))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run(*args, **kwargs)
+        except Exception as problem:
+            told = f"{type(problem).__name__}: {first_line(problem)}"
+            raise SubjectError(f"compiled, the subject raised {told}") from problem
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" if value is not None else "None"

@@ -1,0 +1,107 @@
+"""What explains the output of an attention module that is not that of its projection matrices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.attention import multi_head_oracle
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.engine.case import Case
+
+
+def module_cause(
+    case: Case,
+    built: Built,
+    got: Tensor,
+    x: Tensor,
+    memory: Tensor,
+    parts: dict[str, Tensor],
+    scale: float,
+    allow: Tensor | None,
+) -> str | None:
+    """Return the first explanation that gives `got`: another scale, one head, or a convention to declare.
+
+    Args:
+        case: of the violation.
+        built: the module.
+        got: `[B, T, D]`, what it gave.
+        x: `[B, T, D]`.
+        memory: `[B, S, D]`; `x` itself for self-attention.
+        parts: its projections.
+        scale: declared factor on q k^T.
+        allow: `[T, S]` bool, or None.
+    """
+    config = case.config()
+    d_head, d_model = parts["q"].shape[0] // config.num_heads, config.d_model
+    limit = 4 * case.tolerance()
+
+    def explains(**changed: object) -> bool:
+        given = {"num_heads": config.num_heads, "scale": scale, "allow": allow, **changed}
+        guess = multi_head_oracle(x, memory, parts, **given).to(got.device)  # type: ignore[arg-type]
+        return worst_difference(got, guess, size_of(guess)).error <= limit
+
+    for number, words in (
+        (d_head**-0.5, "1/sqrt(d_head)"),
+        (d_model**-0.5, "1/sqrt(d_model)"),
+        (1.0, "1 (no scaling)"),
+        (d_head**0.5, "sqrt(d_head)"),
+        (1 / d_head, "1/d_head (scaled twice, or muP)"),
+    ):
+        if abs(number - scale) > 1e-9 * scale and explains(scale=number):
+            told = f"the output equals attention with scale {words} = {number:.6g} instead of {scale:.6g}"
+            return f"{told} (declare attention_scale if that is meant)"
+    if config.num_heads > 1 and parts["k"].shape == parts["q"].shape and explains(num_heads=1, scale=scale):
+        return "the output equals attention with one head"
+    return _convention(case, built, got, x, memory)
+
+
+def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor) -> str | None:
+    """Tell normalised queries and sinks by what becomes of a copy whose projections are changed."""
+    inputs = (x,) if memory is x else (x, memory)
+
+    def changed(change: Callable[[dict[str, Tensor]], None]) -> Tensor:
+        twin = copy.deepcopy(built)
+        with torch.no_grad():
+            change(case.bench.call(case.subject.projections, twin.module))
+            return case.call(twin, *inputs).detach()
+
+    def doubled(parts: dict[str, Tensor]) -> None:
+        parts["q"].mul_(2)
+        if "q_bias" in parts:
+            parts["q_bias"].mul_(2)
+
+    if worst_difference(changed(doubled), got, size_of(got)).error <= 4 * case.tolerance():
+        return "queries twice as large change nothing: they are normalised (declare query_key_norm if that is meant)"
+
+    def constant(parts: dict[str, Tensor]) -> None:
+        parts["v"].zero_()
+        parts["v_bias"].fill_(1)
+        parts["o"].copy_(torch.eye(len(parts["o"]), parts["o"].shape[1]).to(parts["o"]))
+        parts["o_bias"].zero_()
+
+    def without_values(parts: dict[str, Tensor]) -> None:
+        for name in ("v", "v_bias", "o_bias"):
+            if name in parts:
+                parts[name].zero_()
+
+    rest = changed(without_values)
+    if rest.shape == x.shape and worst_difference(rest, x, size_of(x)).error <= case.tolerance():
+        return "with the value projection set to zero the input comes out: the module adds its input to its output"
+    if bool((rest.abs() > case.tolerance() * size_of(got)).any()):
+        return (
+            "with the value projection set to zero an output remains: values are taken from other rows than its own "
+            "(is a fused projection cut in another order?)"
+        )
+    parts = case.bench.call(case.subject.projections, built.module)
+    if "v_bias" in parts and "o_bias" in parts:
+        sums = changed(constant)
+        if float(sums.max() - sums.min()) < 1e-3 and abs(float(sums.mean()) - 1) > 1e-3:
+            return f"all weights of a row sum to {float(sums.mean()):.4g}: a factor is applied after the softmax"
+        if bool((sums < 1 - 1e-3).all()) and bool((sums > 0).all()):
+            return "all weights of a row sum to less than one: a sink (declare sink=True if that is meant)"
+    return None

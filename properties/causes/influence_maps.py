@@ -1,0 +1,111 @@
+"""What an influence map says about the likely cause of a leak."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.engine.violations import InfluenceMap
+from veriformer.properties.probes.influence import by_substitution
+from veriformer.properties.subject.paths import Path
+
+
+def causal_region(length: int, window: int | None = None, prefix: int | None = None, sinks: int = 0) -> Tensor:
+    """Return `[T, T]` bool: whether output t may depend on input s.
+
+    Args:
+        length: T.
+        window: if given, s > t - window too.
+        prefix: if given, the first `prefix` positions see one another both ways.
+        sinks: with a window, the first tokens that are seen from everywhere behind them.
+
+    >>> causal_region(3, window=2).tolist()
+    [[True, False, False], [True, True, False], [False, True, True]]
+    """
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    if window is not None:
+        near = torch.ones(length, length, dtype=torch.bool).triu(1 - window)
+        near[:, :sinks] = True
+        allowed &= near
+    if prefix is not None:
+        allowed[: min(prefix, length), : min(prefix, length)] = True
+    return allowed
+
+
+def map_of(influence: Tensor, allowed: Tensor) -> InfluenceMap:
+    """Return both as nested lists, for the report."""
+    return InfluenceMap(influence.double().cpu().tolist(), allowed.cpu().tolist())
+
+
+def measured_map(case: Case, stream: Stream, x: Tensor, mask: Tensor | None, path: Path) -> Tensor:
+    """Return `[T, T]`: what reaches what on this path, for one sample; by gradients where they can be had."""
+    one, one_mask = x[:1], None if mask is None else mask[:1]
+    if path.mode == "grad":
+        found = stream.influence(one, one_mask, path=path)
+        if found is not None:
+            return found.double().cpu()
+    return by_substitution(stream, one, one_mask, path)
+
+
+def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str | None:
+    """Name the shape of what an influence map shows where nothing may be.
+
+    Args:
+        influence: `[T, T]`, zero where nothing reaches.
+        allowed: `[T, T]` bool.
+        num_layers: layers of the model; a leak of one step in each adds up.
+
+    Returns:
+        One sentence, or None if nothing illegal is seen.
+    """
+    reaches = influence > 0
+    illegal = reaches & ~allowed
+    length = len(allowed)
+    if not bool(illegal.any()):
+        return None
+    ahead = sorted({s - t for t, s in illegal.nonzero().tolist()})
+    future = [step for step in ahead if step > 0]
+    if not future:
+        far = -min(ahead)
+        return f"influence from {far} steps back, outside the declared window: the window is off by one or not applied"
+    everything = bool(reaches[~allowed].all())
+    if length > 2 and bool((reaches == allowed.T).all()):
+        return "influence from the future and none from the past: the mask is transposed or inverted"
+    if length > 2 and max(future) == 1:
+        return "influence exactly one step ahead: the mask's diagonal is off by one"
+    if everything:
+        return "influence from every later position: the causal mask is not applied on this path"
+    if max(future) == num_layers < length - 1:
+        return (
+            f"influence up to {num_layers} steps ahead in a model of {num_layers} layers: "
+            "the mask's diagonal is off by one in each of them"
+        )
+    if max(future) < length - 1:
+        return f"influence up to {max(future)} steps ahead: the mask's diagonal is off by {max(future)}"
+    rows = sorted({t for t, _ in illegal.nonzero().tolist()})
+    if len(rows) == 1:
+        return f"only output {rows[0]} sees the future: its row of the mask is empty or wrong"
+    columns = sorted({s for _, s in illegal.nonzero().tolist()})
+    if len(columns) == 1:
+        return f"only input {columns[0]} leaks into earlier outputs"
+    return f"influence from {int(illegal.sum())} of {int((~allowed).sum())} forbidden positions"
+
+
+def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
+    """Name the shape of what an influence map misses where something must be; None if nothing is missing."""
+    missing = (influence == 0) & allowed
+    if not bool(missing.any()):
+        return None
+    back = sorted({t - s for t, s in missing.nonzero().tolist()})
+    if back == [0]:
+        return "no output depends on its own input: the diagonal is masked too"
+    if bool(missing[allowed].all()):
+        return "no output depends on any input"
+    if min(back) > 0:
+        return (
+            f"no influence from {min(back)} steps back and more: a window is applied that was not declared "
+            "(declare window, the number of tokens that one layer sees, if that is meant)"
+        )
+    return f"no influence from {int(missing.sum())} of {int(allowed.sum())} permitted positions"

@@ -1,0 +1,73 @@
+"""From the smallest failing case to what a reader gets: numbers, likely cause, influence map, standalone script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from veriformer.properties.bench.guards import SubjectTimeoutError
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.script import script
+from veriformer.properties.counterexamples.transcript import Recorder, Transcript
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.draws import RecordedDraws
+from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.violations import Violation
+from veriformer.properties.results.records import Counterexample
+
+_PARTS = (
+    "forward", "weights", "embed", "cache", "generate", "projections", "accumulate", "decode", "train", "words",
+    "vocabulary", "merges", "scores",
+)  # fmt: skip
+
+
+def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
+    """Describe a violation: asks its follow-up questions, and runs the case once more to record the script."""
+    text = json.dumps([prop.id, case.choices], sort_keys=True)
+    influence = _asked(problem.influence)
+    found = Counterexample(
+        id=hashlib.sha256(text.encode()).hexdigest()[:8],
+        choices=case.choices,
+        sizes="" if case.subject.build is None else case.sizes,
+        headline=problem.headline,
+        got=problem.got,
+        expected=problem.expected,
+        index=list(problem.index),
+        error=problem.error,
+        tolerance=problem.tolerance,
+        path=problem.path,
+        cause=_asked(problem.cause) or "",
+        influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
+    )
+    transcript = _recorded(prop, case.bench, found.choices)
+    if transcript is not None:
+        found.script = _asked(lambda: script(prop, case.bench.subject, found, transcript)) or ""
+    return found
+
+
+def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Transcript | None:
+    """Run the case under a recorder; None if it does not end in the same way any more."""
+    given = {name: part for name in _PARTS if (part := getattr(bench.subject, name)) is not None}
+    bench.recorder = recorder = Recorder(given)
+    try:
+        with recorder:
+            prop.check(Case(bench, RecordedDraws(choices)))
+    except Violation:
+        return recorder.transcript
+    except (Exception, SubjectTimeoutError):
+        return None  # the recorder met an operation that it cannot write down: no script, but the violation stands
+    finally:
+        bench.recorder = None
+    return None
+
+
+def _asked(question: Callable[[], Any] | None) -> Any:
+    """Ask a follow-up question about the smallest case; a probe that itself breaks says nothing."""
+    if question is None:
+        return None
+    try:
+        return question()
+    except Exception:  # whatever goes wrong here must not hide the violation itself
+        return None

@@ -1,0 +1,116 @@
+"""The closed form of a subject's parameters, from its sizes and declared facts, component by component."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+from veriformer.reference.counting import attention_parameters, feed_forward_parameters, norm_parameters
+
+_ATTENTION = ("self_attention", "cross_attention")
+_STACKS = ("encoder", "decoder", "encoder_decoder", "classifier")
+_NEEDED = {
+    **dict.fromkeys(_ATTENTION, ("bias",)),
+    "norm": ("norm",),
+    "feed_forward": ("bias", "activation"),
+    "layer": ("bias", "activation", "norm"),
+    **dict.fromkeys(_STACKS, ("bias", "activation", "norm", "positions")),
+}
+COUNTED = tuple(_NEEDED)
+"""Kinds whose parameters have a closed form here."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """Some parameters that belong together.
+
+    Attributes:
+        name: in words.
+        each: parameters of one.
+        times: how many there are.
+    """
+
+    name: str
+    each: int
+    times: int = 1
+
+
+def why_unknown(subject: Subject) -> str | None:
+    """Return which facts are missing for a closed form, or None if it is known."""
+    missing = [name for name in _NEEDED[subject.kind] if subject.fact(name) is None]
+    if subject.kind in ("decoder", "encoder_decoder") and subject.takes_tokens and subject.fact("tied") is None:
+        missing.append("tied")
+    if subject.kind in _STACKS and subject.fact("final_norm") is None and subject.fact("norm_placement") is None:
+        missing.append("final_norm")
+    if subject.kind == "classifier" and subject.fact("pooling") is None:
+        missing.append("pooling")
+    if missing:
+        return f"the closed form needs the facts {', '.join(missing)}; declare them"
+    for name in ("norm", "activation", "positions", "pooling"):
+        if subject.fact(name) == "other":
+            return f"there is no closed form for {name} = 'other'"
+    if subject.fact("shared_layers"):
+        return "layers share parameters on purpose"
+    return None
+
+
+def expected_count(subject: Subject, config: DrawnConfig) -> list[Component]:
+    """Return the components of a subject of these sizes; their sum is the exact number of parameters."""
+    d, bias = config.d_model, bool(subject.fact("bias", True))
+    groups = config.num_key_value_heads if subject.fact("grouped_queries") else config.num_heads
+    attention = attention_parameters(d, config.num_heads, groups, None, bias)
+    norm = norm_parameters(str(subject.fact("norm", "none")), d, subject.fact("norm_bias"))
+    feed_forward = feed_forward_parameters(d, config.d_ff, str(subject.fact("activation", "relu")), bias)
+    if subject.kind in _ATTENTION:
+        return [Component("the four projections", attention)]
+    if subject.kind == "norm":
+        return [Component("the norm", norm)]
+    if subject.kind == "feed_forward":
+        return [Component("the feed-forward network", feed_forward)]
+    crosses = 1 if subject.fact("cross_attention") else 0
+    if subject.kind == "layer":
+        return [
+            Component("attention", attention, 1 + crosses),
+            Component("feed-forward network", feed_forward),
+            Component("norm", norm, 2 + crosses),
+        ]
+    return _stack(subject, config, attention, feed_forward, norm)
+
+
+def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: int, norm: int) -> list[Component]:
+    d, pair = config.d_model, subject.kind == "encoder_decoder"
+    layers = config.num_layers if subject.fact("stacked", True) else 1
+    encodes = bool(subject.fact("encodes_source", True))
+    encoders = 0 if pair and not encodes else 1
+    closes = subject.fact("final_norm", subject.fact("norm_placement") == "pre")
+    stacks = encoders + (1 if pair else 0)
+    found = [
+        Component("self-attention", attention, layers * stacks),
+        Component("cross-attention", attention, layers if pair else 0),
+        Component("feed-forward network", feed_forward, layers * stacks),
+        Component("norm", norm, layers * (2 * encoders + (3 if pair else 0))),
+        Component("closing norm", norm, stacks if closes else 0),
+    ]
+    tables = {
+        "learned": int(subject.fact("max_len", config.max_len)) * d,
+        "t5": int(subject.fact("num_buckets", 32)) * config.num_heads,
+    }
+    found.append(Component("position table", tables.get(str(subject.fact("positions")), 0), stacks))
+    if subject.takes_tokens:
+        tied = bool(subject.fact("tied", False))
+        found.append(Component("token embedding", config.vocab_size * d, 2 if pair and not tied else 1))
+        if subject.kind in ("decoder", "encoder_decoder"):
+            found.append(Component("output projection", config.vocab_size * d, 0 if tied else 1))
+            found.append(Component("output bias", config.vocab_size, 1 if subject.fact("output_bias") else 0))
+    if subject.kind == "classifier":
+        found.append(Component("extra token", d, int(subject.fact("extra_tokens", 0))))
+        found.append(Component("pooling weights", d, 1 if subject.fact("pooling") == "weighted" else 0))
+        bias = config.num_classes if subject.fact("bias") else 0
+        found.append(Component("class projection", d * config.num_classes + bias))
+    return found
+
+
+def total(components: list[Component]) -> int:
+    """Return the sum."""
+    return sum(c.each * c.times for c in components)

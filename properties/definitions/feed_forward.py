@@ -1,0 +1,92 @@
+"""The matrices of a feed-forward network, found by their shapes, and the formulas that they may stand in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "swiglu": lambda x: x * torch.sigmoid(x),
+}
+"""The formulas of Hendrycks & Gimpel 2016 and Shazeer 2020, written out; for SwiGLU, of its gate."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read the parameters: y = down act(up x), or down (act(gate x) * up x).
+
+    Attributes:
+        up: matrices `[F, D]` with their biases `[F]`, the gate first where there are two.
+        down: matrix `[D, F]` with its bias `[D]`.
+    """
+
+    up: tuple[tuple[Tensor, Tensor | float], ...]
+    down: tuple[Tensor, Tensor | float]
+
+    def __call__(self, x: Tensor, activation: str) -> Tensor:
+        """Return what the formula gives for x `[..., D]`, float64."""
+        act = ACTIVATIONS[activation]
+        inner = [x.double() @ w.T + b for w, b in self.up]
+        hidden = act(inner[0]) * inner[1] if activation == "swiglu" else act(inner[0])
+        return hidden @ self.down[0].T + self.down[1]
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Yield each linear map as (name, weight `[out, in]`, bias)."""
+    for name, part in module.named_modules():
+        weight = part._parameters.get("weight")
+        if weight is not None and weight.ndim == 2:
+            transposed = type(part).__name__ == "Conv1D"
+            yield name, weight.T if transposed else weight, part._parameters.get("bias")
+
+
+def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
+    """Return every way to read the linear maps of a module for an activation; empty if their shapes do not fit.
+
+    SwiGLU may have its gate first or second, or both in one map.
+    """
+    if not isinstance(module, nn.Module):
+        return []
+    ups: list[tuple[Tensor, Tensor | float]] = []
+    downs: list[tuple[Tensor, Tensor | float]] = []
+    for _, weight, bias in _layers(module):
+        wide = weight.detach().double()
+        shift: Tensor | float = 0.0 if bias is None else bias.detach().double()
+        out, into = wide.shape
+        if into == config.d_model and out != config.d_model:
+            ups.append((wide, shift))
+        elif out == config.d_model:
+            downs.append((wide, shift))
+    if len(downs) != 1:
+        return []
+    inner = downs[0][0].shape[1]
+    if activation != "swiglu":
+        return [Reading((up,), downs[0]) for up in ups if up[0].shape[0] == inner]
+    if len(ups) == 1 and ups[0][0].shape[0] == 2 * inner:
+        w, b = ups[0]
+        halves = [(w[i * inner : (i + 1) * inner], b if isinstance(b, float) else b[i * inner : (i + 1) * inner])
+                  for i in range(2)]  # fmt: skip
+        ups = halves
+    return [Reading(pair, downs[0]) for pair in permutations(ups, 2) if all(u[0].shape[0] == inner for u in pair)]
+
+
+def needs_readable_maps(subject: Subject) -> str | None:
+    """Apply only where the linear maps can be found by their shapes."""
+    config = subject.config or DrawnConfig()
+    try:
+        module = subject.module if subject.module is not None else subject.build(config) if subject.build else None
+    except Exception:
+        return None  # whatever it is, the preflight says it better
+    fits = isinstance(module, nn.Module) and sum(1 for _ in _layers(module)) >= 2
+    return None if fits else "its linear maps cannot be told from its parameters"

@@ -1,0 +1,116 @@
+"""How a case calls the subject: its models, one call on a path, and a walk along all paths that it offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import is_deterministic_in_training
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.drawing import Drawing
+from veriformer.properties.engine.draws import Draws
+from veriformer.properties.subject.forms import forms_of
+from veriformer.properties.subject.layouts import laid_out
+from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, paths_of, walking
+
+
+class Calling(Drawing):
+    """The calls of one case; see `Case`."""
+
+    def __init__(self, bench: Workbench, draws: Draws) -> None:
+        super().__init__(bench, draws)
+        self.path = ""
+        self._built: Built | None = None
+        self._walking = DEFAULT
+        self._refused = False
+
+    def built(self, *, dtype: torch.dtype | None = None, raw: bool = False, fresh: bool = False) -> Built:
+        """Return the model for the drawn sizes.
+
+        Args:
+            dtype: drawn if None.
+            raw: with the weights of its own initialisation instead of re-drawn ones.
+            fresh: one of its own, free to be altered; else it is shared and must be left as it is.
+        """
+        config = self.config()
+        chosen = dtype or self.dtype()
+        maker = self.bench.pool.fresh if fresh else self.bench.pool.get
+        self._built = maker(config, chosen, raw=raw)
+        if self.bench.recorder:
+            self.bench.recorder.know_model(self._built)
+        return self._built
+
+    def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
+        """Call the subject's forward on a path; None-valued keywords are not passed.
+
+        Raises:
+            SubjectError: it raised, or returned no tensor.
+        """
+        given = {k: v for k, v in kwargs.items() if v is not None}
+        self._built = built
+        for form in forms_of(self.subject, args, given, self._config):
+            self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        is_extra = path is self._walking and (path.layout or path.autocast or path.compiled)
+        try:
+            return self._call_on(path, built, args, given)
+        except SubjectError:
+            if not is_extra:
+                raise
+            self._refused = True  # judged by numerics.strided, .autocast and .compile; not again by every property
+            return self._call_on(Path(mask=path.mask, mode=path.mode), built, args, given)
+
+    def _call_on(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+        if path.layout:
+            args = tuple(laid_out(x, path.layout) if isinstance(x, Tensor) else x for x in args)
+        if self.bench.recorder:
+            self.bench.recorder.path = path
+        with walking(path, self.subject, built.module):
+            return self.bench.forward(built, *args, compiled=path.compiled, **given)
+
+    def paths(
+        self,
+        *,
+        masks: Sequence[str] = ("none", "ones"),
+        modes: Sequence[str] = GRAD_MODES,
+        training: bool = False,
+        compiled: bool = False,
+    ) -> Iterator[Path]:
+        """Go through the paths that the subject offers; each is counted as walked.
+
+        Args:
+            masks: forms of mask that the property can use.
+            modes: gradient modes that it can use.
+            training: whether it also holds in train mode, where the model called last is deterministic there.
+            compiled: whether to walk torch.compile too: at one size, since every new form of input is compiled anew.
+        """
+        if training:
+            training = self._built is not None and is_deterministic_in_training(self.bench, self._built)
+        single = self._built is not None and self._built.dtype == torch.float32
+        autocast = single and isinstance(self._built.module, torch.nn.Module) if self._built else False
+        at_one_size = self._config == self.bench.configs[0] and self.choices.get("T") == COMPILED_LENGTH
+        compiles = compiled and autocast and at_one_size and self.bench.compiles
+        for path in paths_of(
+            self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
+        ):
+            self.path, self._walking, self._refused = str(path), path, False
+            yield path
+            walked = f"{self.path} (refused)" if self._refused else self.path
+            self.bench.tally.paths[walked] = self.bench.tally.paths.get(walked, 0) + 1
+        self.path, self._walking = "", DEFAULT
+
+    def ask(self, part: str, *args: Any, path: Path = DEFAULT, built: Built | None = None, **kwargs: Any) -> Any:
+        """Call another callable of the subject (`weights`, `decode`, ...); with `built`, its model comes first.
+
+        Raises:
+            SubjectError: it raised, or is not there.
+        """
+        function = getattr(self.subject, part)
+        args = args if built is None else (built.module, *args)
+        if self.bench.recorder:
+            self.bench.recorder.path = path
+        return self.bench.call(function, *args, **kwargs)

@@ -1,0 +1,203 @@
+"""One case of one property: draws inputs, calls the subject, judges what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import half_tolerance_of, makes_choices, tolerance_of
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.calling import Calling
+from veriformer.properties.engine.comparing import refuse_vacuous
+from veriformer.properties.engine.violations import InfluenceMap, Violation
+from veriformer.properties.subject.paths import Path
+
+Cause = Callable[[], str | None]
+
+
+class Case(Calling):
+    """What a check receives: it draws (`Drawing`), calls the subject (`Calling`), and judges what comes back.
+
+    Attributes:
+        subject: what is being judged.
+        bench: its models and settings.
+        choices: label to drawn value, in the order of drawing.
+        path: the path that is walked, in words.
+    """
+
+    def _on_record(self, kind: str, got: Any, expected: Any = None, unit: Any = 1.0, limit: float = 0.0) -> None:
+        if self.bench.recorder:
+            self.bench.recorder.judge(kind, got, expected, unit, limit)
+
+    def witness(self) -> None:
+        """Count that the premise of the property really held here."""
+        self.bench.tally.witnesses += 1
+
+    def tolerance(self, built: Built | None = None) -> float:
+        """Return the relative tolerance measured for the model called last (or for `built`)."""
+        chosen = built or self._built
+        if chosen is None:
+            return 64 * epsilon(torch.float32)
+        own = tolerance_of(self.bench, chosen)
+        return max(own, half_tolerance_of(self.bench, chosen)) if self._walking.autocast else own
+
+    def measure(self, what: str, value: float) -> None:
+        """Keep the largest value of something measured beside the judgement; it stands in the report."""
+        self.bench.tally.measures[what] = max(value, self.bench.tally.measures.get(what, value))
+
+    def shifted_bound(self, built: Built, expected: Tensor) -> float:
+        """Return the absolute tolerance for outputs whose positions were shifted.
+
+        Angles and tables of positions are made in float32 in most models, whatever their dtype, and round anew at
+        every position; so a shift is judged with the tolerance of float32, or the model's own if that is coarser.
+        """
+        single = self.bench.pool.get(built.config, torch.float32) if self.subject.module is None else built
+        return max(tolerance_of(self.bench, built), tolerance_of(self.bench, single)) * size_of(expected)
+
+    def close(
+        self,
+        got: Tensor,
+        expected: Tensor,
+        what: str,
+        *,
+        bound: float | Tensor | None = None,
+        constants_allowed: bool = False,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require two tensors to agree up to rounding.
+
+        Args:
+            got: what the subject gave.
+            expected: what the property requires; same shape.
+            what: the sentence that a failure opens with ("the output changed when ...").
+            bound: derived absolute bound (a number, or one an entry); None: the tolerance measured
+                on the subject times the root mean square of `expected`.
+            constants_allowed: the claim may be about constants (a row of zeros).
+            cause: gives the likely cause, measured; asked once, on the smallest failing case.
+            influence: gives an influence map; asked likewise.
+
+        Raises:
+            Violation: they do not.
+            VacuousCheckError: the comparison could not have failed.
+        """
+        self._same_shape(got, expected, what)
+        refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
+        if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
+            return  # rounding flips such picks: see `ChoiceWatch`
+        unit: float | Tensor = size_of(expected) if bound is None else bound
+        limit = self.tolerance() if bound is None else 1.0
+        self._on_record("close", got, expected, unit, limit)
+        worst = worst_difference(got, expected, unit)
+        self.bench.tally.note(worst.error, limit)
+        if worst.error > limit:
+            scale = bound if isinstance(bound, int | float) else 1.0  # a bound of its own is told as it is
+            raise Violation(
+                headline=what,
+                got=f"{worst.got:.6g}",
+                expected=f"{worst.expected:.6g}",
+                index=worst.index,
+                error=worst.error * scale,
+                tolerance=limit * scale,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def exact(
+        self,
+        got: Tensor,
+        expected: Tensor,
+        what: str,
+        *,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require two tensors to be equal to the bit (an exact claim: a zero gradient, a masked weight)."""
+        self._same_shape(got, expected, what)
+        refuse_vacuous(got, expected, what, constants_allowed=True)
+        self._on_record("exact", got, expected)
+        worst = worst_difference(got, expected)
+        self.bench.tally.note(worst.error, 0.0)
+        if worst.error > 0:
+            raise Violation(
+                headline=what,
+                got=f"{worst.got:.6g}",
+                expected=f"{worst.expected:.6g}",
+                index=worst.index,
+                error=worst.error,
+                tolerance=0.0,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
+        """Require that two tensors differ beyond rounding: the other side of a two-sided property.
+
+        In half precision and under autocast one unit in the last place suffices: float32 and float64 show the rest.
+        """
+        self._same_shape(got, other, what)
+        limit = epsilon(got.dtype) if _is_coarse(got, self._walking) else self.tolerance()
+        self._on_record("differs", got, other, size_of(other), limit)
+        worst = worst_difference(got, other, size_of(other))
+        self.bench.tally.note(limit, max(worst.error, 1e-300))
+        if not worst.error > limit:
+            raise Violation(
+                headline=what,
+                got=f"a difference of {worst.error:.3g}",
+                expected=f"a difference above {limit:.3g}",
+                index=worst.index,
+                path=self.path,
+                cause=cause,
+            )
+
+    def finite(self, value: Tensor, what: str) -> None:
+        """Require every entry to be finite."""
+        self._on_record("finite", value)
+        if not bool(value.isfinite().all()):
+            raise Violation(headline=what, got=non_finite(value), expected="finite numbers", path=self.path)
+
+    def require(
+        self,
+        holds: bool,
+        what: str,
+        *,
+        got: str = "",
+        expected: str = "",
+        error: float = math.nan,
+        tolerance: float = 0.0,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require a condition; `got` and `expected` say in words what it was about."""
+        self._on_record("require", None)
+        if not holds:
+            raise Violation(
+                headline=what,
+                got=got,
+                expected=expected,
+                error=error,
+                tolerance=tolerance,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:
+        if got.shape != expected.shape:
+            raise SubjectError(
+                f"{what}: compared shapes {list(got.shape)} and {list(expected.shape)}; the subject's output "
+                "does not have the shape of its kind"
+            )
+
+
+def _is_coarse(value: Tensor, path: Path) -> bool:
+    return path.autocast or value.dtype in (torch.bfloat16, torch.float16)

@@ -1,0 +1,119 @@
+"""What a case is drawn from: labelled choices, recorded for a replay, and tensors of a private generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.draws import Draws
+from veriformer.properties.engine.violations import NotSpokenOfError
+from veriformer.properties.subject.palette import colliding_lengths
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+
+
+class Drawing:
+    """The choices and inputs of one case; see `Case`."""
+
+    def __init__(self, bench: Workbench, draws: Draws) -> None:
+        self.bench = bench
+        self.subject: Subject = bench.subject
+        self.choices: dict[str, Any] = {}
+        self._draws = draws
+        self._generator: torch.Generator | None = None
+        self._config: DrawnConfig | None = None
+
+    def _record(self, label: str, draw: Callable[[str], Any]) -> Any:
+        unique, copies = label, 1
+        while unique in self.choices:
+            copies += 1
+            unique = f"{label}#{copies}"
+        self.choices[unique] = value = draw(unique)
+        return value
+
+    def integer(self, label: str, low: int, high: int) -> int:
+        """Draw an integer in [low, high]; shrinks towards `low`."""
+        return int(self._record(label, lambda unique: self._draws.integer(unique, low, high)))
+
+    def choice(self, label: str, options: Sequence[Any]) -> Any:
+        """Draw one of the options (numbers, words, booleans, None); shrinks towards the first."""
+        return self._record(label, lambda unique: self._draws.choice(unique, options))
+
+    def flag(self, label: str) -> bool:
+        """Draw False or True; shrinks towards False."""
+        return bool(self.choice(label, (False, True)))
+
+    def permutation(self, label: str, size: int) -> list[int]:
+        """Draw an ordering of range(size); shrinks towards the identity."""
+        return list(self._record(label, lambda unique: self._draws.permutation(unique, size)))
+
+    def text(self, label: str, alphabet: str = "", longest: int = 20) -> str:
+        """Draw a text of these characters (any of Unicode if empty); shrinks towards short ones of early characters."""
+        return str(self._record(label, lambda unique: self._draws.text(unique, alphabet, longest)))
+
+    def length(self, label: str = "T", low: int = 1, high: int = 9) -> int:
+        """Draw a sequence length: low..high, or one that collides with a size of the model (heads, window, max_len)."""
+        limit = min(self.subject.fact("max_len", 64), self.config().max_len)
+        colliding = colliding_lengths(self.subject, self.config())
+        options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
+        return int(self.choice(label, options or [low]))
+
+    def config(self) -> DrawnConfig:
+        """Draw, once a case, the sizes of the model."""
+        if self._config is None:
+            configs = self.bench.configs
+            index = self.integer("config", 0, len(configs) - 1) if len(configs) > 1 else 0
+            self._config = configs[index]
+        return self._config
+
+    @property
+    def sizes(self) -> str:
+        """The drawn sizes in words; empty if none were drawn."""
+        return "" if self._config is None else str(self._config)
+
+    def dtype(self) -> torch.dtype:
+        """Draw one of the dtypes in which the subject is judged."""
+        names = [str(d).removeprefix("torch.") for d in judged_dtypes(self.bench)]
+        name = self.choice("dtype", names) if len(names) > 1 else names[0]
+        return getattr(torch, name)
+
+    def reject(self, reason: str) -> None:
+        """Give this case up: it does not meet the premise."""
+        self.bench.tally.given_up.add(reason)
+        self._draws.reject(reason)
+
+    def does_not_apply(self, reason: str) -> NoReturn:
+        """Stop: the property does not speak of this subject, as its built model shows.
+
+        Raises:
+            NotSpokenOfError: always.
+        """
+        raise NotSpokenOfError(reason)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The private generator of this case, seeded by the drawn `seed`."""
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self.integer("seed", 0, 2**16 - 1))
+        return self._generator
+
+    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """Return unit normal values times `scale`, on the device; the same values in every dtype, up to rounding."""
+        value = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
+        return value.to(self.bench.device, dtype)
+
+    def tokens(self, *shape: int) -> Tensor:
+        """Return uniform token ids of the drawn vocabulary, int64, on the device."""
+        size = self.config().vocab_size
+        return torch.randint(0, size, shape, generator=self.generator).to(self.bench.device)
+
+    def other_tokens(self, tokens: Tensor) -> Tensor:
+        """Return token ids that differ from `tokens` at every place."""
+        size = self.config().vocab_size
+        step = torch.randint(1, size, tuple(tokens.shape), generator=self.generator).to(tokens.device)
+        return (tokens + step) % size

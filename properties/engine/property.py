@@ -1,0 +1,151 @@
+"""The property: one decorated function is one mathematical statement about one kind of subject.
+
+To add a property, write one function with `@holds(...)` in the file of its family under
+`veriformer/properties/families/`; nothing else registers it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.subject import Subject
+
+if TYPE_CHECKING:
+    from veriformer.properties.engine.case import Case
+
+LEVELS = ("core", "extended")
+PREREQUISITES = ("numerics.finite", "numerics.stateless")
+"""What must hold before any other property can be judged; checked by the engine's preflight."""
+
+_ID = re.compile(r"[a-z0-9_]+(-[a-z0-9_]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
+_REGISTRY: dict[str, Property] = {}
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property of the catalogue.
+
+    Attributes:
+        id: `family.slug`, stable for ever.
+        statement: one true sentence.
+        formula: the statement in symbols.
+        source: where it comes from.
+        kinds: kinds of subject it speaks about.
+        level: "core" (a failure is a defect) or "extended" (follows from a declared convention).
+        requires: ids that must hold first; if one fails, this one is BLOCKED.
+        inapplicable: gives the reason why it does not apply to a subject, or None where it applies.
+        sweeps_lengths: also cover, one by one, the lengths T that collide with another size.
+        check: the check itself.
+        examples_factor: multiplies the number of examples (below 1 for costly checks).
+        catches: ids of documented bugs (the fault zoo) that it is meant to catch.
+        costly: whether it runs only in the profile thorough, or when it is named.
+    """
+
+    id: str
+    statement: str
+    formula: str
+    source: str
+    kinds: tuple[str, ...]
+    level: str
+    requires: tuple[str, ...]
+    inapplicable: Callable[[Subject], str | None]
+    sweeps_lengths: bool
+    check: Callable[[Case], None]
+    examples_factor: float = 1.0
+    catches: tuple[str, ...] = ()
+    costly: bool = False
+
+    @property
+    def family(self) -> str:
+        """The part of the id before the dot."""
+        return self.id.partition(".")[0]
+
+    @property
+    def explanation(self) -> str:
+        """The docstring of the check: why the statement is true and when it does not apply."""
+        return (self.check.__doc__ or "").strip()
+
+    def why_not(self, subject: Subject) -> str | None:
+        """Return why the property does not apply to `subject`, or None if it does."""
+        if subject.kind not in self.kinds:
+            return f"speaks of {', '.join(self.kinds)}, not of {subject.kind}"
+        return self.inapplicable(subject)
+
+
+def holds(
+    id: str,  # noqa: A002 - the catalogue's word
+    *,
+    statement: str,
+    formula: str,
+    source: str,
+    kinds: Iterable[str],
+    level: str = "core",
+    requires: Iterable[str] = (),
+    unless: Callable[[Subject], str | None] | Sequence[Callable[[Subject], str | None]] = (),
+    sweeps_lengths: bool = False,
+    examples_factor: float = 1.0,
+    catches: Iterable[str] = (),
+    costly: bool = False,
+) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
+
+    Args:
+        id: `family.slug`.
+        statement: one true sentence ending in a full stop.
+        formula: the statement in symbols.
+        source: paper, section; or the derivation.
+        kinds: keys of `KINDS`.
+        level: "core" or "extended".
+        requires: ids of properties that must hold first.
+        unless: one or several functions of the subject that give the reason why the property does not apply, or None.
+        sweeps_lengths: also cover, one by one, the lengths that collide with another size (`case.length()`).
+        examples_factor: multiplies the number of examples of the profile.
+        catches: ids of documented bugs it is meant to catch.
+        costly: run it only in the profile thorough, or when it is named.
+
+    Raises:
+        ValueError: the id is malformed or taken, or a kind or level does not exist.
+    """
+    if not _ID.fullmatch(id):
+        raise ValueError(f"property id {id!r} is malformed; write family.slug in lower case")
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ValueError(f"{id}: there is no kind {unknown[0]!r}; the kinds are: {', '.join(KINDS)}")
+    if level not in LEVELS:
+        raise ValueError(f"{id}: level was {level!r}; it must be one of {', '.join(LEVELS)}")
+    reasons = (unless,) if callable(unless) else tuple(unless)
+
+    def inapplicable(subject: Subject) -> str | None:
+        return next((why for reason in reasons if (why := reason(subject))), None)
+
+    def register(check: Callable[[Case], None]) -> Callable[[Case], None]:
+        known = _REGISTRY.get(id)
+        if known is not None and known.check.__module__ != check.__module__:
+            raise ValueError(f"property id {id!r} is taken by {known.check.__module__}; choose another slug")
+        _REGISTRY[id] = Property(
+            id=id,
+            statement=statement,
+            formula=formula,
+            source=source,
+            kinds=tuple(kinds),
+            level=level,
+            requires=tuple(requires),
+            inapplicable=inapplicable,
+            sweeps_lengths=sweeps_lengths,
+            check=check,
+            examples_factor=examples_factor,
+            catches=tuple(catches),
+            costly=costly,
+        )
+        return check
+
+    return register
+
+
+def registered() -> Mapping[str, Property]:
+    """Return the properties of the families that were imported so far, by id; see `judging.catalogue` for all."""
+    return _REGISTRY

@@ -1,0 +1,145 @@
+"""Looking for a case that violates a property: a sweep of colliding lengths, then Hypothesis, then shrinking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity, given
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.tally import Tally
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.draws import Draws, HypothesisDraws, RandomDraws, RecordedDraws, RejectedError
+from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.violations import BudgetSpent, Violation
+from veriformer.properties.subject.palette import colliding_lengths
+
+SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
+
+
+@dataclass
+class Found:
+    """The smallest case that went wrong.
+
+    Attributes:
+        case: with its choices.
+        problem: what it raised: a Violation, or another exception.
+    """
+
+    case: Case
+    problem: BaseException
+
+
+class Search:
+    """One property on one subject."""
+
+    def __init__(self, prop: Property, bench: Workbench, *, shrink: bool = True) -> None:
+        self.prop = prop
+        self.bench = bench
+        self.shrinks = shrink
+        self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
+        self.last: Case | None = None
+
+    def run(self) -> Found | None:
+        """Return the smallest failing case, or None.
+
+        Raises:
+            BudgetSpent: the time for the property is over and nothing had failed.
+        """
+        for fixed in self._sweep():
+            try:
+                self._judge(RandomDraws(self._seed(), fixed))
+            except RejectedError:
+                continue
+            except Exception as problem:
+                return self._shrink(problem, fixed)
+        count = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
+        return self._hypothesis(count, {})
+
+    def replay(self, choices: Mapping[str, Any]) -> Found | None:
+        """Judge one recorded case."""
+        try:
+            self._judge(RecordedDraws(choices))
+        except Exception as problem:
+            assert self.last is not None
+            return Found(self.last, problem)
+        return None
+
+    def _seed(self) -> int:
+        # an id of its own for every property: the cases of one do not depend on which others ran
+        return self.bench.settings.seed * 1_000_003 + int.from_bytes(self.prop.id.encode()[-6:], "big")
+
+    def _sweep(self) -> Iterator[dict[str, int]]:
+        if not self.prop.sweeps_lengths:
+            return
+        for index, config in enumerate(self.bench.configs[: self.bench.settings.effort.sweep_configs]):
+            for length in colliding_lengths(self.bench.subject, config):
+                yield {"config": index, "T": length}
+
+    def _judge(self, draws: Draws) -> None:
+        if time.perf_counter() > self.deadline:
+            raise BudgetSpent
+        self.last = Case(self.bench, draws)
+        self.prop.check(self.last)
+        self.bench.tally.examples += 1
+
+    def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:
+        assert self.last is not None
+        found = Found(self.last, problem)
+        if not self.shrinks:
+            return found
+        kept, self.bench.tally = self.bench.tally, Tally()
+        try:
+            smaller = self._hypothesis(SHRINK_EXAMPLES // 4, {}) or self._hypothesis(SHRINK_EXAMPLES // 4, fixed)
+        except BudgetSpent:
+            smaller = None
+        finally:
+            kept.examples += 1
+            kept.note_worst_of(self.bench.tally)
+            self.bench.tally = kept
+        return smaller if smaller is not None and type(smaller.problem) is type(problem) else found
+
+    def _hypothesis(self, examples: int, fixed: Mapping[str, Any]) -> Found | None:
+        failed: list[Found] = []
+
+        def judge(data: st.DataObject) -> None:
+            try:
+                self._judge(HypothesisDraws(data, fixed))
+            except (Violation, SubjectError) as problem:
+                assert self.last is not None
+                failed.append(Found(self.last, problem))
+                raise
+
+        run = hypothesis.seed(self._seed())(
+            hypothesis.settings(
+                max_examples=examples,
+                database=None,
+                deadline=None,
+                phases=(Phase.generate, Phase.shrink) if self.shrinks else (Phase.generate,),
+                suppress_health_check=list(HealthCheck),
+                report_multiple_bugs=False,
+                print_blob=False,
+                verbosity=Verbosity.quiet,
+            )(given(st.data())(judge))
+        )
+        try:
+            run()
+        except Unsatisfiable:
+            return None  # every case was given up: no witness, so the engine calls it VACUOUS
+        except (BudgetSpent, SubjectTimeoutError):
+            if failed:
+                return failed[-1]  # shrinking ran out of time: the last failing case is the smallest so far
+            raise
+        except Exception as problem:
+            assert self.last is not None
+            if not failed and time.perf_counter() > self.deadline:
+                raise BudgetSpent from problem  # Hypothesis calls a run that ends for want of time a flaky one
+            return failed[-1] if failed else Found(self.last, problem)
+        return None

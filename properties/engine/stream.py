@@ -1,0 +1,160 @@
+"""A subject seen as one map from a sequence to its outputs, whatever its kind; and what influences what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.embedding_leaf import at_embedding
+from veriformer.properties.subject.paths import DEFAULT, Path, walking
+from veriformer.properties.subject.subject import Subject
+
+PER_POSITION = ("self_attention", "layer", "encoder", "decoder", "encoder_decoder")
+"""Kinds with one output a position of their sequence (for encoder_decoder: of the target)."""
+
+SEQUENCES = (*PER_POSITION, "classifier", "cross_attention")
+"""Kinds that map a sequence, perhaps pooled; for cross_attention the memory is one whose order is lost."""
+
+
+def sides(subject: Subject, *, masked: bool = False) -> tuple[str, ...]:
+    """Return the sequences of a subject that a `Stream` can vary: "target", "source", or both.
+
+    Args:
+        subject: of a kind in `SEQUENCES`.
+        masked: only those that take a padding mask.
+    """
+    arguments = {"target": "target_mask", "source": "source_mask"}
+    if subject.kind == "cross_attention":
+        return ("source",) if masked else ("target", "source")
+    if subject.kind != "encoder_decoder":
+        return ("target",)
+    return tuple(side for side, argument in arguments.items() if not masked or subject.accepts(argument))
+
+
+class Stream:
+    """`stream(x, attention_mask)` for every kind in `SEQUENCES`; the other of two sequences is drawn once and kept.
+
+    Attributes:
+        built: the model behind it.
+        side: which of two sequences is varied.
+        per_position: whether output t belongs to input t; else all outputs belong to the whole sequence.
+    """
+
+    def __init__(self, case: Case, built: Built, *, side: str = "target", other_length: int = 6) -> None:
+        self.case = case
+        self.built = built
+        self.side = side
+        self.kind = case.subject.kind
+        self.per_position = side == "target" and self.kind != "classifier"
+        self.kept = self.draw(1, other_length) if self.kind in ("encoder_decoder", "cross_attention") else None
+
+    def draw(self, batch: int, length: int) -> Tensor:
+        """Return a sequence: tokens `[B, T]` or embeddings `[B, T, D]`."""
+        if self.case.subject.takes_tokens:
+            return self.case.tokens(batch, length)
+        return self.case.normal(batch, length, self.built.config.d_model, dtype=self.built.dtype)
+
+    def other(self, x: Tensor) -> Tensor:
+        """Return a sequence of the same shape that differs from `x` at every position."""
+        if x.is_floating_point():
+            return self.case.normal(*x.shape, dtype=x.dtype)
+        return self.case.other_tokens(x)
+
+    def __call__(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor:
+        """Return the outputs `[B, T, *]` (a classifier: `[B, C]`).
+
+        Args:
+            x: tokens `[B, T]` or embeddings `[B, T, D]`.
+            attention_mask: `[B, T]` bool, True = may attend; None: the path decides (`ones` gives all True).
+            path: the way to call.
+        """
+        if attention_mask is None and path.mask != "none" and self._takes_mask():
+            attention_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        output = self._forward(x, attention_mask, path)
+        leading = x.shape[:2] if self.per_position else x.shape[:1]
+        axes = 2 if self.kind == "classifier" else 3
+        if output.shape[: len(leading)] != leading or output.ndim != axes:
+            wanted = "[B, *]" if axes == 2 else "[B, T, *]"
+            raise SubjectError(
+                f"forward returned shape {list(output.shape)} for an input of B={x.shape[0]}, T={x.shape[1]}; "
+                f"a {self.kind} returns {wanted}"
+            )
+        return output
+
+    def _takes_mask(self) -> bool:
+        """Whether this side of two sequences has a mask of its own."""
+        return self.kind != "encoder_decoder" or self.case.subject.accepts(f"{self.side}_mask")
+
+    def _forward(self, x: Tensor, mask: Tensor | None, path: Path) -> Tensor:
+        if self.kept is None:
+            return self.case.call(self.built, x, attention_mask=mask, path=path)
+        other = self.kept.expand(len(x), *self.kept.shape[1:])
+        target, source = (x, other) if self.side == "target" else (other, x)
+        if self.kind == "cross_attention":
+            memory_mask = mask if self.side == "source" else None
+            return self.case.call(self.built, target, source, memory_mask=memory_mask, path=path)
+        given = {f"{self.side}_mask": mask} if self._takes_mask() else {}
+        return self.case.call(self.built, source, target, **given, path=path)
+
+    def influence(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor | None:
+        """Return how each position of `x[0]` reaches each output position, by gradients.
+
+        The sample is repeated T times; copy t gives the gradient of a random projection of output t, so one
+        backward pass gives all rows. (With `batch_coupled` declared, one pass a row.)
+
+        Args:
+            x: one sequence `[1, T]` or `[1, T, D]`.
+            attention_mask: `[1, T]`.
+            path: the way to call; its mode must be "grad".
+
+        Returns:
+            `[T, T]`: entry (t, s) is the largest |d out_t / d x_s|; None where gradients cannot be had.
+        """
+        length = x.shape[1]
+        if self.case.subject.fact("batch_coupled", False):
+            rows = [self._gradients(x, attention_mask, [t], path) for t in range(length)]
+            return None if any(r is None for r in rows) else torch.cat([r for r in rows if r is not None])
+        repeated = x.expand(length, *x.shape[1:]).contiguous()
+        mask = None if attention_mask is None else attention_mask.expand(length, -1).contiguous()
+        return self._gradients(repeated, mask, list(range(length)), path)
+
+    def _gradients(self, x: Tensor, mask: Tensor | None, outputs: list[int], path: Path) -> Tensor | None:
+        found = self._with_leaf(x, mask, path)
+        if found is None:
+            return None
+        leaf, output = found
+        picked = output[range(len(outputs)), outputs]
+        probe = torch.randn(picked.shape[-1], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        total = (picked * probe.to(picked.device, picked.dtype)).sum()
+        if not total.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+        return gradient.detach().abs().amax(dim=-1)
+
+    def _with_leaf(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:
+        if x.is_floating_point():
+            leaf = x.detach().clone().requires_grad_()
+            return leaf, self(leaf, mask, path=path)
+        if self.case.subject.embed is not None and self.kept is None:
+            width = self.built.config.d_model
+            leaf = self.case.normal(*x.shape, width, dtype=self.built.dtype).requires_grad_()
+            given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+            with walking(path, self.case.subject, self.built.module):
+                return leaf, self.case.bench.call(self.case.subject.embed, self.built.module, leaf, **given)
+        return self._leaf_at_embedding(x, mask, path)
+
+    def _leaf_at_embedding(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:
+        module = self.built.module
+        if not isinstance(module, nn.Module):
+            return None
+        leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
+        if leaf is None:
+            return None
+        if self.case.bench.recorder:
+            self.case.bench.recorder.cut_at_embedding(module, x, leaf)
+        return leaf, output

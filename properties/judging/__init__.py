@@ -1,0 +1,1 @@
+"""From a subject and the catalogue to a report: what applies, in which order, and what comes of it."""

@@ -1,0 +1,137 @@
+"""The judge of one subject: prepares it once, then judges it property by property."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.isolation import isolated
+from veriformer.properties.bench.pool import callable_subject
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.bench.tally import Tally
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.search import Search
+from veriformer.properties.judging import outcomes
+from veriformer.properties.judging.preflight import Preflight, preflight
+from veriformer.properties.judging.walked import never_walked
+from veriformer.properties.power.faults import power
+from veriformer.properties.probes.findings import Finding
+from veriformer.properties.probes.probe import identify, probe
+from veriformer.properties.results.records import Result
+from veriformer.properties.subject.subject import Subject
+
+
+class Judge:
+    """Judges one subject, property by property, in an order that the caller chooses."""
+
+    def __init__(self, subject: Subject, settings: Settings) -> None:
+        self.subject = subject
+        self.settings = settings
+        self._bench: Workbench | None = None
+        self._preflight: Preflight | None = None
+        self._notes: list[str] = []
+        self._outcomes: dict[str, str] = {}
+
+    def judge(self, prop: Property) -> Result:
+        """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
+        started = time.perf_counter()
+        with isolated(self.subject.module):
+            result = self._judge(prop)
+        result.seconds = time.perf_counter() - started
+        self._outcomes[prop.id] = result.outcome
+        return result
+
+    def prove_power(self, properties: Sequence[Property]) -> dict[str, Any] | None:
+        """Put faults into the subject and return how many the properties of this run notice; see `faults.power`."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            if self._bench is None or ready.error or ready.broken:
+                return None
+            try:
+                return power(self._bench, properties)
+            except (SubjectError, ValueError):  # at sizes that no property drew; properties show what it raises
+                return None
+
+    def never_walked(self, walked: Iterable[str]) -> dict[str, str]:
+        """Return the forms of path that are not among those walked, each with the reason; see `walked`."""
+        if self._bench is None or self._preflight is None or self._preflight.error:
+            return {}
+        return never_walked(self._bench.subject, walked)
+
+    def identify(self) -> tuple[list[Finding], str]:
+        """Return what can be seen of the subject, declared or not; and why nothing can, or an empty sentence."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            if self._bench is None or ready.error:
+                return [], ready.error or "it cannot be built"
+            return identify(self._bench), ""
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Outcomes so far, by id."""
+        return dict(self._outcomes)
+
+    def learn(self, prop_id: str, outcome: str) -> None:
+        """Take over an outcome that was found elsewhere (another process), for what requires it."""
+        self._outcomes[prop_id] = outcome
+
+    def replay(self, prop: Property, choices: dict[str, Any]) -> Result:
+        """Judge one recorded case again."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            if self._bench is None or ready.error:
+                return outcomes.not_ready(prop, ready)
+            self._bench.tally = Tally()
+            return outcomes.of(prop, self._bench.tally, Search(prop, self._bench).replay(choices))
+
+    @property
+    def probed(self) -> list[str]:
+        """What was found out rather than declared, one sentence each; empty before the first property was judged."""
+        return self._notes
+
+    def _judge(self, prop: Property) -> Result:
+        if self.subject.kind not in prop.kinds:
+            return outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
+        if prop.costly and self.settings.profile != "thorough" and prop.id not in self.settings.named:
+            return outcomes.costly(prop)
+        try:
+            ready = self._prepare()
+        except SubjectTimeoutError as problem:
+            self._preflight = ready = Preflight(error=str(problem), timed_out=True)
+        reason = prop.why_not(self._bench.subject if self._bench else self.subject)
+        if reason:
+            return outcomes.does_not_apply(prop, reason)
+        if ready.error:
+            return outcomes.not_ready(prop, ready)
+        blocker = self._blocker(prop, ready)
+        if blocker:
+            return outcomes.blocked(prop, blocker)
+        assert self._bench is not None
+        return outcomes.searched(prop, self._bench)
+
+    def _prepare(self) -> Preflight:
+        """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
+        if self._preflight is None:
+            try:
+                self._bench = Workbench(self.subject, self.settings)
+                self._bench.subject = callable_subject(self.subject, self._bench.pool)
+                self._preflight = preflight(self._bench)
+                if not self._preflight.error and not self._preflight.broken:
+                    facts, self._notes = probe(self._bench)
+                    self._bench.subject = self._bench.subject.with_facts(**facts)
+            except (SubjectError, ValueError) as problem:
+                self._preflight = Preflight(error=str(problem))
+            except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
+                self._preflight = Preflight(error=f"looking at the subject raised {type(problem).__name__}: {problem}")
+        return self._preflight
+
+    def _blocker(self, prop: Property, ready: Preflight) -> str | None:
+        if prop.id in ready.broken:
+            return None
+        if ready.broken:
+            return ready.broken[0]
+        in_the_way = outcomes.STANDS_IN_THE_WAY
+        return next((i for i in prop.requires if self._outcomes.get(i) in in_the_way), None)

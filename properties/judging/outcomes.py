@@ -1,0 +1,115 @@
+"""Outcomes and their reasons: the one place where what a judgement ended with becomes a `Result`."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, first_line
+from veriformer.properties.bench.tally import Tally
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.record import counterexample
+from veriformer.properties.engine.draws import ReplayError
+from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.search import Found, Search
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, VacuousCheckError, Violation
+from veriformer.properties.judging.preflight import Preflight
+from veriformer.properties.results import records as r
+from veriformer.properties.results.records import Result
+
+STANDS_IN_THE_WAY = (r.FAIL, r.BLOCKED, r.ERROR, r.TIMEOUT)
+"""Outcomes of a required property that block what requires it."""
+
+
+def does_not_apply(prop: Property, reason: str) -> Result:
+    """Return the outcome of a property that does not speak of the subject."""
+    return Result(prop.id, prop.level, r.NOT_APPLICABLE, reason)
+
+
+def costly(prop: Property) -> Result:
+    """Return the outcome of a property that is left to the profile thorough."""
+    return does_not_apply(prop, f"costly: runs in the profile thorough, or with --only {prop.id}")
+
+
+def not_ready(prop: Property, ready: Preflight) -> Result:
+    """Return the outcome where the subject cannot be built or called."""
+    return Result(prop.id, prop.level, r.TIMEOUT if ready.timed_out else r.ERROR, ready.error)
+
+
+def blocked(prop: Property, blocker: str) -> Result:
+    """Return the outcome where a property that must hold first does not."""
+    return Result(prop.id, prop.level, r.BLOCKED, f"{blocker} must hold first and does not")
+
+
+def searched(prop: Property, bench: Workbench) -> Result:
+    """Look for a violation, and return what came of it, however the search ended."""
+    bench.tally = Tally()
+    try:
+        return of(prop, bench.tally, Search(prop, bench).run())
+    except BudgetSpent:
+        return _out_of_time(prop, bench)
+    except NotSpokenOfError as problem:
+        return does_not_apply(prop, str(problem))
+    except SubjectTimeoutError as problem:
+        return Result(prop.id, prop.level, r.TIMEOUT, str(problem), examples=bench.tally.examples)
+    except SubjectError as problem:
+        return Result(prop.id, prop.level, r.ERROR, str(problem), examples=bench.tally.examples)
+
+
+def of(prop: Property, tally: Tally, found: Found | None) -> Result:
+    """Return the outcome of a search that ended: with nothing found, or with the smallest case that went wrong."""
+    result = Result(
+        prop.id,
+        prop.level,
+        r.PASS,
+        examples=tally.examples,
+        witnesses=tally.witnesses,
+        error=tally.error,
+        tolerance=tally.tolerance,
+        margin=tally.margin,
+        subject_seconds=tally.subject_seconds,
+        paths=dict(tally.paths),
+        measures=dict(tally.measures),
+    )
+    if found is None:
+        result.outcome, result.reason = _of_nothing_found(tally)
+    elif isinstance(found.problem, Violation):
+        result.outcome, result.reason = r.FAIL, found.problem.headline
+        result.counterexample = counterexample(prop, found.case, found.problem)
+        result.error, result.tolerance = found.problem.error, found.problem.tolerance
+    else:
+        result.outcome, result.reason = _of_problem(found.problem)
+    return result
+
+
+def _of_nothing_found(tally: Tally) -> tuple[str, str]:
+    if not tally.examples and tally.given_up:
+        return r.NOT_APPLICABLE, f"every case was given up: {'; '.join(sorted(tally.given_up))}"
+    if tally.witnesses * 10 < max(tally.examples, 1):
+        return (
+            r.VACUOUS,
+            f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown",
+        )
+    return r.PASS, ""
+
+
+def _of_problem(problem: BaseException) -> tuple[str, str]:
+    if isinstance(problem, VacuousCheckError):
+        return r.VACUOUS, str(problem)
+    if isinstance(problem, SubjectError | ReplayError):
+        return r.ERROR, str(problem)
+    told = f"{type(problem).__name__}: {first_line(problem)}"
+    frames = traceback.extract_tb(problem.__traceback__)
+    if any("autograd" in Path(frame.filename).parts for frame in frames):  # it is the subject's graph that raised
+        return r.ERROR, f"the subject's backward raised {told}"
+    return r.ERROR, f"the check itself raised {told} (please report this)"
+
+
+def _out_of_time(prop: Property, bench: Workbench) -> Result:
+    if not bench.tally.examples:
+        seconds = bench.settings.effort.property_seconds
+        return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")
+    result = of(prop, bench.tally, None)
+    if result.outcome == r.PASS:
+        result.reason = f"stopped after {bench.tally.examples} examples: the time for one property was over"
+    return result

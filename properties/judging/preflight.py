@@ -1,0 +1,73 @@
+"""What is found out before anything is judged: builds, can be called, is finite, repeats itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.measured import given_dtype
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
+
+
+@dataclass
+class Preflight:
+    """What the first calls showed.
+
+    Attributes:
+        error: why nothing can be judged, or "".
+        timed_out: whether that was a hang.
+        broken: ids of the prerequisites that do not hold; every other property is blocked by them.
+    """
+
+    error: str = ""
+    timed_out: bool = False
+    broken: list[str] = field(default_factory=list)
+
+
+def preflight(bench: Workbench) -> Preflight:
+    """Build the smallest model and call it twice on ordinary inputs."""
+    if not has_ordinary_inputs(bench.subject.kind):
+        return Preflight()
+    try:
+        dtype = bench.settings.dtypes[0] if bench.settings.dtypes else given_dtype(bench)
+        built = bench.pool.get(bench.configs[0], dtype)
+        inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(0), dtype)
+        inputs.tensors[:] = [x.to(bench.device) for x in inputs.tensors]
+        kept = [x.clone() for x in inputs.tensors]
+        first = bench.forward(built, *inputs.tensors, *inputs.extras)
+        _insist_on_shape(first, inputs, bench.subject.kind)
+        broken = []
+        if any(not torch.equal(a, b) for a, b in zip(inputs.tensors, kept, strict=True)):
+            broken.append("numerics.no-mutation")
+        if not bool(first.isfinite().all()):
+            return Preflight(broken=[*broken, "numerics.finite"])
+        again = bench.forward(built, *kept, *inputs.extras)
+        if first.shape != again.shape or (
+            worst_difference(again, first, size_of(first)).error > 16 * epsilon(first.dtype)
+        ):
+            broken.append("numerics.stateless")
+        return Preflight(broken=broken)
+    except SubjectTimeoutError as problem:
+        return Preflight(error=str(problem), timed_out=True)
+    except (SubjectError, ValueError) as problem:
+        return Preflight(error=str(problem))
+
+
+def _insist_on_shape(output: torch.Tensor, inputs: Inputs, kind: str) -> None:
+    fits = output.ndim == len(inputs.shape) and all(
+        want is None or want == got for want, got in zip(inputs.shape, output.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("*" if n is None else str(n) for n in inputs.shape)
+        given = ", ".join(str(list(x.shape)) for x in inputs.tensors)
+        raise SubjectError(
+            f"forward returned shape {list(output.shape)} for inputs {given or 'of numbers'}; "
+            f"a {kind} returns [{wanted}] here"
+        )
+    if not (output.is_floating_point() or output.is_complex()):
+        raise SubjectError(f"forward returned {output.dtype} where floating point numbers are required")

@@ -1,0 +1,53 @@
+"""A whole run in this process: canaries first, then every subject by every property."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.engine.property import Property
+from veriformer.properties.judging.canaries import send
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results.records import Report, Result, SubjectReport
+from veriformer.properties.subject.subject import Subject
+
+OnResult = Callable[[Subject, Result], None]
+
+
+def run(
+    subjects: Sequence[Subject],
+    properties: Sequence[Property],
+    settings: Settings,
+    on_result: OnResult | None = None,
+) -> Report:
+    """Judge every subject by every property, in this process.
+
+    Args:
+        subjects: what to judge.
+        properties: in dependency order.
+        settings: of the run.
+        on_result: called after each result, for progress.
+    """
+    started = time.perf_counter()
+    report = Report([], settings.seed, settings.profile, settings.device)
+    report.canaries = send((s.kind for s in subjects), properties, settings)
+    report.subjects += [judge_subject(subject, properties, settings, on_result) for subject in subjects]
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def judge_subject(
+    subject: Subject, properties: Sequence[Property], settings: Settings, on_result: OnResult | None = None
+) -> SubjectReport:
+    """Judge one subject by every property, in this process, and put faults into it; see `run`."""
+    part = SubjectReport(subject.name, subject.kind, subject.target, dict(subject.declares))
+    judge = Judge(subject, settings)
+    for prop in properties:
+        part.results.append(result := judge.judge(prop))
+        if on_result is not None:
+            on_result(subject, result)
+    part.probed = judge.probed
+    part.power = judge.prove_power(properties)
+    part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
+    return part

@@ -1,0 +1,225 @@
+"""Known deviations: failures that are declared, with a reason, so that they do not hide new ones.
+
+A TOML file of `[[deviation]]` tables with `property`, `subject`, `reason`, and perhaps `link`, `expires` (a date) and
+`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit). The files in `known/`, one a
+library, are shipped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.results.records import (
+    BLOCKED,
+    DEVIATION,
+    ERROR,
+    FAIL,
+    NOT_APPLICABLE,
+    PASS,
+    UNEXPECTED_PASS,
+    Report,
+    SubjectReport,
+)
+
+_KEYS = ("property", "subject", "reason", "link", "expires", "condition")
+_REQUIRED = ("property", "subject", "reason")
+_CONDITIONS = ("python", "device", "profile")
+"""What a condition may name beside packages whose release a report tells."""
+
+_SHIPPED = Path(__file__).parent
+
+
+class DeviationsError(ValueError):
+    """A deviations file that cannot be relied on; says what to mend."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One declared failure.
+
+    Attributes:
+        property: id.
+        subject: name of the subject; `*` stands for any letters.
+        reason: why it is so.
+        link: to a public issue.
+        condition: what of the environment must fit, by prefix.
+        is_shipped: comes with this package; such behaviour depends on sizes and options of an instance (a fast path
+            is taken or not), so that its absence is no finding.
+    """
+
+    property: str
+    subject: str
+    reason: str
+    link: str = ""
+    condition: dict[str, str] = field(default_factory=dict)
+    is_shipped: bool = False
+
+    def fits(self, report: Report) -> bool:
+        """Whether the environment of a run meets the condition."""
+        facts = {**report.versions, "device": report.device, "profile": report.profile}
+        return all(facts.get(name, "").startswith(value) for name, value in self.condition.items())
+
+    def speaks_of(self, name: str, target: str) -> bool:
+        """Whether it is about a subject of this name or target."""
+        return any(fnmatch.fnmatchcase(word, self.subject) for word in (name, target))
+
+
+@dataclass
+class Deviations:
+    """All entries of a file.
+
+    Attributes:
+        entries: in the order of the file.
+        path: of the file, for messages; "" for the shipped ones.
+    """
+
+    entries: list[Deviation] = field(default_factory=list)
+    path: str = ""
+
+    def must_speak_of(self, subjects: Iterable[tuple[str, str]]) -> None:
+        """Raise if an entry of the user's own file is about no subject of the run.
+
+        Args:
+            subjects: pairs of name and target.
+        """
+        pairs = list(subjects)
+        words = [word for pair in pairs for word in pair if word]
+        for entry in self.entries:
+            if entry.is_shipped or any(entry.speaks_of(*pair) for pair in pairs):
+                continue
+            close = difflib.get_close_matches(entry.subject, words, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise DeviationsError(
+                f"{self.path}: the deviation from {entry.property!r} is about {entry.subject!r}, which is not in "
+                f"this run; {hint}the subjects are: {', '.join(words[:12])}; --prune removes such entries"
+            )
+
+    def must_name(self, known: Iterable[str]) -> None:
+        """Raise if an entry names a property that does not exist."""
+        ids = list(known)
+        for entry in self.entries:
+            if entry.property not in ids:
+                close = difflib.get_close_matches(entry.property, ids, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise DeviationsError(f"{self.path}: there is no property {entry.property!r}{hint}")
+
+
+def read_deviations(path: Path | None, today: datetime.date | None = None) -> Deviations:
+    """Read a deviations file; None gives those that are shipped (known behaviour of released libraries).
+
+    Args:
+        path: TOML file.
+        today: for expiry; None: today.
+
+    Raises:
+        DeviationsError: the file is missing, no TOML, or an entry is misspelt, incomplete or expired.
+    """
+    if path is None:
+        entries = [entry for file in sorted(_SHIPPED.glob("*.toml")) for entry in _entries(file, today)]
+        return Deviations([replace(entry, is_shipped=True) for entry in entries])
+    return Deviations([*_entries(path, today), *read_deviations(None).entries], str(path))
+
+
+def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
+    try:
+        raw = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DeviationsError(f"there is no deviations file {source}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise DeviationsError(f"{source} is no TOML: {problem}") from None
+    tables = raw.get("deviation", [])
+    if set(raw) - {"deviation"} or not isinstance(tables, list):
+        raise DeviationsError(
+            f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(map(repr, raw))}"
+        )
+    return [_entry(table, str(source), today or datetime.date.today()) for table in tables]
+
+
+def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
+    for key in table:
+        if key not in _KEYS:
+            close = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise DeviationsError(f"{path}: an entry has the key {key!r}; {hint}the keys are: {', '.join(_KEYS)}")
+    for key in _REQUIRED:
+        if not isinstance(table.get(key), str) or not table[key].strip():
+            raise DeviationsError(f"{path}: an entry has no {key!r}; every entry needs {', '.join(_REQUIRED)}")
+    expires = table.get("expires")
+    if expires is not None and not isinstance(expires, datetime.date):
+        raise DeviationsError(f"{path}: expires was {expires!r}; write a date such as 2027-01-31, without quotes")
+    if expires is not None and expires < today:
+        raise DeviationsError(
+            f"{path}: the deviation of {table['subject']!r} from {table['property']!r} expired on {expires}; "
+            "look at it again, then remove it or move the date"
+        )
+    condition = table.get("condition", {})
+    known = {*_CONDITIONS, "torch", *(p for library in LIBRARIES.values() for p in library.packages)}
+    if not isinstance(condition, dict) or set(condition) - known:
+        raise DeviationsError(f"{path}: condition was {condition!r}; its keys are: {', '.join(sorted(known))}")
+    return Deviation(
+        table["property"], table["subject"], table["reason"], table.get("link", ""),
+        {k: str(v) for k, v in condition.items()},
+    )  # fmt: skip
+
+
+def apply_deviations(report: Report, deviations: Deviations) -> None:
+    """Turn declared failures and errors into DEVIATION, and entries that nothing fits any more into UNEXPECTED_PASS."""
+    for entry in deviations.entries:
+        if not entry.fits(report):
+            continue
+        matching = [r for s in report.subjects if entry.speaks_of(s.name, s.target) for r in s.results]
+        matching = [r for r in matching if r.id == entry.property]
+        failing = [r for r in matching if r.outcome in (FAIL, ERROR)]
+        link = f" ({entry.link})" if entry.link else ""
+        for result in failing:
+            result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
+        for subject in report.subjects:
+            if entry.speaks_of(subject.name, subject.target):
+                _release(subject, entry.property)
+        if failing or entry.is_shipped:
+            continue
+        for result in matching:
+            if result.outcome == PASS:
+                result.outcome = UNEXPECTED_PASS
+                result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
+            elif result.outcome == NOT_APPLICABLE:
+                told = (
+                    f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
+                )
+                result.outcome, result.reason = UNEXPECTED_PASS, told
+
+
+def _release(subject: SubjectReport, prop: str) -> None:
+    """Let what waited for a property that is declared not to hold not apply, rather than be blocked."""
+    if not any(r.id == prop and r.outcome == DEVIATION for r in subject.results):
+        return
+    for result in subject.results:
+        if result.outcome == BLOCKED and result.reason.startswith(f"{prop} "):
+            result.outcome = NOT_APPLICABLE
+            result.reason = f"{prop}, which must hold first, is a declared deviation"
+
+
+def stale(report: Report, deviations: Deviations) -> list[Deviation]:
+    """Return the entries of the user's own file that excuse nothing in a run over all their subjects."""
+    found = []
+    for entry in deviations.entries:
+        if entry.is_shipped or not entry.fits(report):
+            continue
+        outcomes = {
+            r.outcome
+            for s in report.subjects
+            if entry.speaks_of(s.name, s.target)
+            for r in s.results
+            if r.id == entry.property
+        }
+        if DEVIATION not in outcomes:
+            found.append(entry)
+    return found

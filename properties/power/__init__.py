@@ -1,0 +1,1 @@
+"""Proof that a run can fail: faults put into the subject itself, and known-broken models."""

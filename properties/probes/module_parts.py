@@ -1,0 +1,97 @@
+"""Parts of a user's module, told by what they are: its norms, its list of layers, its dropouts. Always on a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from veriformer.properties.subject.sizes import DrawnConfig
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a normalization: by its name, and parameters that are all vectors."""
+    own = list(module.parameters(recurse=False))
+    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in own)
+
+
+def silence(module: nn.Module) -> int:
+    """Set every parameter outside the norms to zero, in place, so that sublayers bring nothing; return how many."""
+    found = [part for part in module.modules() if is_norm(part)]
+    vectors = [all(p.ndim <= 1 for p in part.parameters()) for part in found]  # else it holds sublayers, too
+    norms = {id(p) for part, whole in zip(found, vectors, strict=True) for p in part.parameters(recurse=whole)}
+    count = 0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if id(parameter) not in norms and parameter.is_floating_point():
+                parameter.zero_()
+                count += 1
+    return count
+
+
+def layer_lists(module: nn.Module, config: DrawnConfig) -> list[list[nn.Module]]:
+    """Return the lists of layers: `ModuleList`s of `num_layers` different modules of one class, the outermost ones."""
+    found: list[list[nn.Module]] = []
+    inside: set[int] = _side_by_side(module, config.num_layers)
+    for part in module.modules():
+        if id(part) in inside or not isinstance(part, nn.ModuleList | nn.Sequential):
+            continue
+        own = list(part._modules.values())  # as they are listed, whatever iterating over the list yields
+        layers = [m for m in own if m is not None]
+        alike = len({type(m) for m in layers}) == 1 and any(p.ndim >= 2 for m in layers for p in m.parameters())
+        if len(layers) == config.num_layers >= 2 and alike:
+            found.append(layers)
+            inside |= {id(m) for m in part.modules()}
+    return found
+
+
+def _side_by_side(module: nn.Module, length: int) -> set[int]:
+    """Return the lists that one module holds several of (attentions, norms, feed-forwards): parts, not whole layers."""
+    found: set[int] = set()
+    for holder in module.modules():
+        if isinstance(holder, nn.ModuleList | nn.Sequential):
+            continue
+        lists = [m for m in holder.children() if isinstance(m, nn.ModuleList) and len(m._modules) == length >= 2]
+        if len(lists) > 1:
+            found |= {id(m) for m in lists}
+    return found
+
+
+def dropouts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    """Yield the dropout modules with their names and rates."""
+    for name, part in module.named_modules():
+        rate = getattr(part, "p", None)
+        if isinstance(part, nn.modules.dropout._DropoutNd) and rate is not None:
+            yield name, part, float(rate)
+
+
+def drop_paths(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    """Yield the modules of stochastic depth, told by their names, with their rates."""
+    for name, part in module.named_modules():
+        label = type(part).__name__.lower()
+        if any(word in label for word in ("droppath", "drop_path", "stochasticdepth")) and not list(part.children()):
+            rates = (getattr(part, attribute, None) for attribute in ("drop_prob", "p", "drop_path", "rate"))
+            rate = next((float(r) for r in rates if isinstance(r, int | float) and not isinstance(r, bool)), None)
+            if rate is not None:
+                yield name, part, rate
+
+
+def writers(module: nn.Module, config: DrawnConfig) -> dict[str, nn.Parameter]:
+    """Return the matrices of the layers that write into the residual stream, by name.
+
+    Told by shape and place: of each sublayer the last `[D, *]` matrix; of linear maps that stand in the layer itself
+    those from another width, and the last of those from D to D (query, key and value stand before it).
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    found: list[nn.Parameter] = []
+    for layer in (layer for layers in layer_lists(module, config) for layer in layers):
+        square: list[nn.Parameter] = []
+        for child in layer.children():
+            matrices = [p for p in child.parameters() if p.ndim == 2]
+            if not matrices or matrices[-1].shape[0] != config.d_model:
+                continue
+            is_square = isinstance(child, nn.Linear) and matrices[-1].shape[1] == config.d_model
+            (square if is_square else found).append(matrices[-1])
+        found += square[-1:]
+    return {names[id(p)]: p for p in found if id(p) in names}

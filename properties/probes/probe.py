@@ -1,0 +1,83 @@
+"""Facts that a subject did not declare, found out by calling it; reported, and used in place of a declaration.
+
+To add a probe, write a generator of findings in one of the files `probing_*.py` and name it in `PROBES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.probes.behaviour import (
+    batch_is_coupled,
+    layout_of_pairs,
+    padding_sides,
+    repeats_itself,
+    shift_of_labels,
+)
+from veriformer.properties.probes.findings import Finding, Probe
+from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
+from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
+
+PROBES: Sequence[Probe] = (
+    what_reaches_what,
+    where_positions_enter,
+    order_matters,
+    observed_scales,
+    place_of_norm,
+    kind_of_norm,
+    tied_embeddings,
+    padding_sides,
+    layout_of_pairs,
+    shift_of_labels,
+    repeats_itself,
+    batch_is_coupled,
+)
+"""Every probe, in the order of a report. A fact that an earlier one found is not looked for again."""
+
+FOR_IDENTIFICATION = (repeats_itself, batch_is_coupled)
+"""Probes that find no facts: properties judge these things themselves."""
+
+
+def identify(bench: Workbench) -> list[Finding]:
+    """Return all that can be seen of a subject, declared or not."""
+    found: dict[str, Finding] = {}
+    for look in PROBES:
+        for finding in _seen(look, bench):
+            found.setdefault(finding.name, finding)
+    found.pop("observed_scale", None)  # says whether the next one could be seen
+    return list(found.values())
+
+
+def probe(bench: Workbench) -> tuple[dict[str, Any], list[str]]:
+    """Find out what a subject does not declare.
+
+    Returns:
+        The facts found, and one sentence each for the report.
+    """
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    for look in PROBES:
+        if look in FOR_IDENTIFICATION:
+            continue
+        for finding in _seen(look, bench):
+            known = bench.subject.fact(finding.name)
+            if finding.is_fact and (known is not None or finding.name in facts):
+                continue
+            if finding.is_fact:
+                facts[finding.name] = finding.value
+            if finding.told:
+                notes.append(finding.note)
+    return facts, notes
+
+
+def _seen(look: Probe, bench: Workbench) -> list[Finding]:
+    """Return what a probe sees; nothing, where the subject does not go along: properties will show why."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return list(look(bench))
+    except Exception:  # whatever a subject's own hooks, gradients or copies raise: what is not seen is not known
+        return []

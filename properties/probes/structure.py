@@ -1,0 +1,182 @@
+"""Probes of how a module is built: where positions enter, where the norms stand and which they are, what is tied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.sinusoids import closed_form
+from veriformer.properties.engine.stream import Stream
+from veriformer.properties.probes.findings import Finding, a_case
+from veriformer.properties.probes.module_parts import is_norm, layer_lists, silence
+
+_STACKS = ("encoder", "decoder", "classifier")
+LENGTH = 6
+
+
+def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
+    """Feed one token at every position: what the first layer gets then differs by the positions alone."""
+    if bench.subject.kind not in _STACKS or not bench.subject.takes_tokens:
+        return
+    case = a_case(bench)
+    built = case.bench.pool.fresh(bench.configs[0], torch.float32)
+    if not isinstance(built.module, nn.Module):
+        return
+    tokens = torch.ones(1, LENGTH, dtype=torch.long, device=bench.device)
+    entering = first_input(built, lambda: case.call(built, tokens))
+    if entering is None or entering.shape[1] < LENGTH:
+        return
+    added = entering[0, -LENGTH:]
+    steps = (added - added[:1]).detach().double().cpu()
+    if not bool((steps.abs() > 1e-6 * size_of(added)).any()):
+        yield Finding(
+            "positions enter", "not at the embedding", "one token at every position enters the first layer alike",
+            is_fact=False, told=False,
+        )  # fmt: skip
+        return
+    kind, how = "added", "one token enters the first layer differently at every position"
+    for layout in ("interleaved", "halves"):
+        angles = closed_form(LENGTH, steps.shape[1], 10000.0, layout)
+        if worst_difference(steps, angles - angles[:1]).error < 1e-4:
+            kind, how = "sinusoidal", f"what is added is the sinusoidal table, {layout}"
+    if kind == "added" and any(
+        m.num_embeddings != bench.configs[0].vocab_size and m.embedding_dim == steps.shape[1]
+        for m in built.module.modules()
+        if isinstance(m, nn.Embedding)
+    ):
+        kind, how = "learned", "what is added comes from a table of its own"
+    if kind != "added":
+        yield Finding("positions", kind, how)
+    yield Finding("positions enter", "at the embedding", how, is_fact=False, told=False)
+
+
+def first_input(built: Built, run: Callable[[], Tensor]) -> Tensor | None:
+    """Return what the first norm or linear map of a model gets, `[B, T, D]`; None if none gets such a tensor.
+
+    Args:
+        built: the model; its module is hooked while it runs.
+        run: calls it.
+    """
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        given = args[0] if args else None
+        if not seen and isinstance(given, Tensor) and given.ndim == 3 and given.shape[-1] == built.config.d_model:
+            seen.append(given.detach().clone())
+
+    takers = [m for m in built.module.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
+    hooks = [part.register_forward_pre_hook(note) for part in takers]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[0] if seen else None
+
+
+def place_of_norm(bench: Workbench) -> Iterator[Finding]:
+    """Set all parameters outside the norms to zero on a copy: pre-LN passes its input on, post-LN normalises it."""
+    subject = bench.subject
+    if subject.kind not in ("layer", *_STACKS) or subject.fact("cross_attention"):
+        return
+    case = a_case(bench)
+    built = case.bench.pool.fresh(bench.configs[0], torch.float32, raw=True)
+    if not isinstance(built.module, nn.Module):
+        return
+    layer = built.module
+    if subject.kind != "layer":
+        lists = layer_lists(built.module, built.config)
+        if not lists:
+            return
+        layer = lists[0][0]
+    if not any(is_norm(part) for part in layer.modules()) or not silence(layer):
+        return
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given = next((a for a in args if isinstance(a, Tensor)), None)
+        made = output[0] if isinstance(output, tuple) else output
+        if given is not None and isinstance(made, Tensor) and made.shape == given.shape:
+            seen.append((given.detach().double(), made.detach().double()))
+
+    def unlike(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give the layer what no norm gives: embeddings that were just normalised would pass through another one."""
+        return tuple(3 * a + 0.5 if i == 0 and isinstance(a, Tensor) else a for i, a in enumerate(args))
+
+    hooks = [layer.register_forward_pre_hook(unlike), layer.register_forward_hook(note)]
+    try:
+        stream = Stream(case, built)
+        stream(stream.draw(2, 4))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        return
+    given, made = seen[0]
+    if worst_difference(made, given).error <= 1e-5 * size_of(given):
+        yield Finding("norm_placement", "pre", "with silent sublayers a layer gives its input")
+        yield Finding("residual", True, "with silent sublayers a layer gives its input", told=False)
+    elif abs(size_of(made) - 1) < 1e-2 and _correlates(made, given):
+        yield Finding("norm_placement", "post", "with silent sublayers a layer gives its normalised input")
+        yield Finding("residual", True, "with silent sublayers a layer gives its normalised input", told=False)
+    elif not bool(made.any()):
+        yield Finding("residual", False, "with silent sublayers nothing is left", is_fact=False, told=False)
+
+
+def _correlates(made: Tensor, given: Tensor) -> bool:
+    centred = given - given.mean(-1, keepdim=True)
+    return any(
+        float(torch.cosine_similarity(made.flatten(), x.flatten(), dim=0)) > 0.9
+        for x in (given / given.norm(dim=-1, keepdim=True), centred / centred.norm(dim=-1, keepdim=True))
+    )
+
+
+def kind_of_norm(bench: Workbench) -> Iterator[Finding]:
+    """Call the norms found in a module: LayerNorm ignores a constant added to all channels, RMSNorm does not."""
+    if bench.subject.kind not in ("norm", "layer", *_STACKS, "encoder_decoder"):
+        return
+    built = bench.pool.fresh(bench.configs[0], torch.float32, raw=True)
+    if not isinstance(built.module, nn.Module):
+        return
+    norms = [built.module] if bench.subject.kind == "norm" else [m for m in built.module.modules() if is_norm(m)]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, bench.configs[0].d_model, generator=generator).to(bench.device)
+    kinds = set()
+    for norm in norms:
+        if not list(norm.parameters(recurse=False)) and bench.subject.kind != "norm":
+            continue
+        with torch.no_grad():
+            plain, moved, larger = (bench.call(norm, value) for value in (x, x + 1, 3 * x))
+        if worst_difference(larger, plain).error > 1e-2:
+            kinds.add("other")
+        else:
+            kinds.add("layer" if worst_difference(moved, plain).error < 1e-3 else "rms")
+    if len(kinds) == 1:
+        found = kinds.pop()
+        words = {
+            "layer": "a constant added to all channels does not change what it gives",
+            "rms": "it takes away the size of a token and not its mean",
+            "other": "the size of a token is not taken away",
+        }
+        yield Finding("norm", found, words[found])
+
+
+def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
+    """Look for one parameter that is both a token embedding and the weight of a linear map."""
+    if bench.subject.kind not in ("decoder", "encoder_decoder"):
+        return
+    built = bench.pool.get(bench.configs[0], torch.float32)
+    if not isinstance(built.module, nn.Module):
+        return
+    tables = {id(m.weight) for m in built.module.modules() if isinstance(m, nn.Embedding)}
+    maps = [m for m in built.module.modules() if isinstance(m, nn.Linear)]
+    if any(id(m.weight) in tables for m in maps):
+        yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
+    elif any(m.out_features == built.config.vocab_size for m in maps):
+        yield Finding("tied", False, "embedding and output projection are two parameters", told=False)

@@ -1,0 +1,1 @@
+"""What a run found: plain records, and the JSON that they become."""

@@ -1,0 +1,89 @@
+"""The sizes that models are built with: few, so that built models are reused, and chosen to tell axes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+
+_CANDIDATES = (
+    # smallest first: a failure shrinks towards the first entry. Within one entry all sizes differ
+    # (an index mix-up cannot pass), except where the point is that two of them coincide.
+    DrawnConfig(d_model=8, num_heads=2, num_key_value_heads=2, num_layers=2, d_ff=20, vocab_size=11, max_len=32),
+    DrawnConfig(
+        d_model=16, num_heads=4, num_key_value_heads=2, num_layers=2, d_ff=36, vocab_size=13, max_len=29, dropout=0.1
+    ),
+    DrawnConfig(d_model=18, num_heads=3, num_key_value_heads=1, num_layers=2, d_ff=22, vocab_size=17, max_len=31),
+    DrawnConfig(d_model=8, num_heads=1, num_key_value_heads=1, num_layers=1, d_ff=12, vocab_size=19, max_len=27),
+    DrawnConfig(
+        d_model=12, num_heads=6, num_key_value_heads=3, num_layers=3, d_ff=28, vocab_size=23, max_len=26, dropout=0.2
+    ),
+)
+
+
+def palette(subject: Subject) -> list[DrawnConfig]:
+    """Return the configurations that `subject` is built with, smallest first.
+
+    A `domain` replaces sizes outside it by the nearest size inside; entries that no longer make sense
+    (heads that do not divide d_model) are made to, within the domain, or left out.
+
+    Raises:
+        ValueError: no configuration fits the domain.
+    """
+    if subject.build is None:
+        return [subject.config or DrawnConfig()]
+    found: list[DrawnConfig] = []
+    for candidate in _CANDIDATES:
+        fitted = _fit(candidate, subject)
+        if fitted is not None and fitted not in found:
+            found.append(fitted)
+    if not found:
+        raise ValueError(
+            f"no sizes fit domain={dict(subject.domain)!r}: num_heads must divide d_model; widen the domain"
+        )
+    return found
+
+
+def _fit(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
+    sizes: dict[str, Any] = {}
+    for f in fields(DrawnConfig):
+        wanted = getattr(candidate, f.name)
+        allowed = subject.domain.get(f.name)
+        sizes[f.name] = wanted if allowed is None else _nearest(allowed, wanted)
+    fitted = replace(candidate, **sizes)
+    if fitted.d_model % fitted.num_heads:
+        heads = [h for h in subject.domain.get("num_heads", range(1, 9)) if fitted.d_model % h == 0]
+        widths = [d for d in subject.domain.get("d_model", ()) if d % fitted.num_heads == 0]
+        if "num_heads" in subject.domain and not heads:
+            if "d_model" in subject.domain and not widths:
+                return None
+            width = min(widths) if widths else fitted.num_heads * candidate.d_head
+            fitted = replace(fitted, d_model=width)
+        elif not heads:
+            return None
+        else:
+            fitted = replace(fitted, num_heads=min(heads, key=lambda h: (abs(h - candidate.num_heads), h)))
+    if fitted.num_heads % fitted.num_key_value_heads and "num_key_value_heads" not in subject.domain:
+        groups = [g for g in range(1, fitted.num_heads + 1) if fitted.num_heads % g == 0]
+        fitted = replace(fitted, num_key_value_heads=min(groups, key=lambda g: abs(g - candidate.num_key_value_heads)))
+    return fitted
+
+
+def _nearest(allowed: Sequence[Any], wanted: Any) -> Any:
+    return min(allowed, key=lambda value: (abs(value - wanted), value))
+
+
+def colliding_lengths(subject: Subject, config: DrawnConfig) -> list[int]:
+    """Return the sequence lengths that coincide with another size, where index mix-ups and edge cases live.
+
+    1 and 2, the numbers of heads and of key-value heads, the head width, the model width, the window
+    and its neighbours, the longest length.
+    """
+    lengths = {1, 2, config.num_heads, config.num_key_value_heads, config.d_head, config.d_model}
+    lengths |= {min(config.max_len, subject.fact("max_len", config.max_len))}
+    if window := subject.fact("window"):
+        lengths |= {window - 1, window, window + 1}
+    return sorted(n for n in lengths if n >= 1)
