@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from veriformer.ablations.exactness import CHECKS
-from veriformer.ablations.observation import attention_entropy, gradient_norms
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.stacking import Stack
 from veriformer.ablations.tasks import IGNORED, TASKS, Samples, Task
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.exactness import CHECKS
+from veriformer.ablations.training.observation import attention_entropy, gradient_norms
+from veriformer.ablations.training.stacking import Stack
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 HELD_OUT, PROBED, OBSERVATIONS, CURVE_POINTS, CHECKED = 1024, 64, 12, 50, 64
 """Samples of the final test, samples and times of the tests on the way, points of a curve, inputs of a theorem."""
