@@ -21,7 +21,8 @@ from torch.nn import functional
 from veriformer.ablations.execution.executors import local, run_jobs
 from veriformer.ablations.execution.plan import Job
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.training.loop import HELD_OUT, HELD_OUT_SEED, train
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.training.samples import HELD_OUT, HELD_OUT_SEED
 from veriformer.ablations.training.stacking import Stack, build_one
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.ablations.trials.trial import Trial

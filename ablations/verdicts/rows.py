@@ -22,7 +22,7 @@ from veriformer.ablations.statistics.paired import (
 )
 from veriformer.ablations.studies.study import Prediction, Study
 from veriformer.ablations.tasks import Task
-from veriformer.ablations.training.loop import HELD_OUT
+from veriformer.ablations.training.samples import HELD_OUT
 
 EQUIVALENT = 0.01
 """Difference of accuracy, one point, inside which two variants count as equivalent."""

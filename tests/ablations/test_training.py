@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional
 
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.training.loop import train, training_data
+from veriformer.ablations.training.loop import train
 from veriformer.ablations.training.observation import attention_entropy, part_of
+from veriformer.ablations.training.samples import training_data
 from veriformer.ablations.training.stacking import Stack, build_one
 from veriformer.ablations.trials.models import reference_model
 from veriformer.ablations.trials.recipe import Recipe
