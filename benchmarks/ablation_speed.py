@@ -18,13 +18,14 @@ import pandas as pd
 import torch
 from torch.nn import functional
 
-from veriformer.ablations.execution import local, run_jobs
-from veriformer.ablations.plan import Job
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.stacking import Stack, build_one
+from veriformer.ablations.execution.executors import local, run_jobs
+from veriformer.ablations.execution.plan import Job
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.training import HELD_OUT, HELD_OUT_SEED, train
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.training.samples import HELD_OUT, HELD_OUT_SEED
+from veriformer.ablations.training.stacking import Stack, build_one
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 SIZES = {
     "small: N=2, d=32, 150 steps": ({"num_layers": 2, "d_model": 32, "num_heads": 2}, 150),

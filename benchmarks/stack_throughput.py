@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.training import train
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 CONFIG = {
     "architecture": "classifier", "vocab_size": 8, "num_classes": 2, "max_len": 8, "positions": "learned",

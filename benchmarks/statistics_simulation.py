@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from veriformer.ablations.statistics import ALPHA, holm, mean_interval, sign_flip_p
+from veriformer.ablations.statistics.paired import ALPHA, holm, mean_interval, sign_flip_p
 
 LAWS: dict[str, tuple[Callable[[np.random.Generator, tuple[int, ...]], np.ndarray], float]] = {
     "normal": (lambda rng, size: rng.normal(size=size), 0.0),

@@ -1,9 +1,9 @@
-"""The studies; a module adds its own to `veriformer.ablations.study.STUDIES`."""
+"""The studies; a module adds its own to `veriformer.ablations.studies.study.STUDIES`."""
 
-from veriformer.ablations import initialisation, profiling
-from veriformer.ablations.measurement import MEASUREMENTS
+from veriformer.ablations.measuring import initialisation, profiling
+from veriformer.ablations.measuring.measurement import MEASUREMENTS
 from veriformer.ablations.studies import core, parts, training
-from veriformer.ablations.study import STUDIES
+from veriformer.ablations.studies.study import STUDIES
 
 DEFAULT = ("positions", "residual", "norm", "warm-up")
 """What `veriformer ablate` runs without an argument."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.studies.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.trials.recipe import Recipe
 
 SMALL = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "learned"}
 DEEP = {"num_layers": 6, "d_model": 32, "num_heads": 2, "positions": "learned"}

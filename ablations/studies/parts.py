@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from veriformer.ablations.recipe import Recipe
 from veriformer.ablations.studies.core import DEEP, SMALL, WARM_UP
-from veriformer.ablations.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.studies.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.trials.recipe import Recipe
 
 DECODER = Recipe(steps=400, learning_rate=3e-3, warm_up=40)
 

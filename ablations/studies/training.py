@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from veriformer.ablations.recipe import Recipe
 from veriformer.ablations.studies.core import SMALL
-from veriformer.ablations.study import Prediction, Study, Variant, register
+from veriformer.ablations.studies.study import Prediction, Study, Variant, register
+from veriformer.ablations.trials.recipe import Recipe
 
 register(
     Study(

@@ -52,7 +52,7 @@ class Task:
         needs: parts of a model that the task needs in theory.
         sample: makes samples.
         loss_floor: cross-entropy that cannot be passed, nats.
-        model: maker of the model in `veriformer.ablations.models`, where it is not the reference.
+        model: maker of the model in `veriformer.ablations.trials.models`, where it is not the reference.
     """
 
     name: str

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from veriformer.ablations import profiling
-from veriformer.ablations.plan import Grouping
-from veriformer.ablations.recipe import Recipe
+from veriformer.ablations.execution.plan import Grouping
+from veriformer.ablations.execution.store import Store
+from veriformer.ablations.measuring import profiling
 from veriformer.ablations.running import Run
-from veriformer.ablations.store import Store
 from veriformer.ablations.studies import MEASUREMENTS
-from veriformer.ablations.study import Prediction, Setting, Study, Variant
+from veriformer.ablations.studies.study import Prediction, Setting, Study, Variant
+from veriformer.ablations.trials.recipe import Recipe
 
 SIZE = {"num_layers": 1, "d_model": 8, "num_heads": 2, "positions": "learned"}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.training import train
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device here")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from veriformer.ablations.exactness import ROUNDING, permutation, reversal
-from veriformer.ablations.models import reference_model, views_model
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.training import train
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.exactness import ROUNDING, permutation, reversal
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.trials.models import reference_model, views_model
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 CONFIG = {"architecture": "classifier", "vocab_size": 8, "d_model": 16, "num_heads": 2, "num_layers": 2, "max_len": 8}
 TOKENS = torch.randint(8, (16, 8), generator=torch.Generator().manual_seed(0))

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from veriformer.ablations.execution import ClusterError, batch_system, local, open_executor, run_jobs
-from veriformer.ablations.plan import Job
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.execution.executors import ClusterError, batch_system, local, open_executor, run_jobs
+from veriformer.ablations.execution.plan import Job
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 CONFIG = {
     "architecture": "classifier", "vocab_size": 8, "num_classes": 2, "d_model": 8, "num_heads": 2, "num_layers": 1,
@@ -158,9 +158,9 @@ def test_a_trial_that_fails_is_reported_and_the_rest_goes_on() -> None:
 def test_a_cluster_that_is_not_there(
     address: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from veriformer.ablations import execution
+    from veriformer.ablations.execution import executors
 
-    monkeypatch.setattr(execution, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(executors, "CONNECT_SECONDS", 1.0)
     with pytest.raises(ClusterError, match=message), open_executor(address, 1, tmp_path):
         pass
 

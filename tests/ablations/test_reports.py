@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from veriformer.ablations.fits import fit_power
-from veriformer.ablations.profiling import kept_bytes
+from veriformer.ablations.measuring.profiling import kept_bytes
+from veriformer.ablations.statistics.fits import fit_power
 from veriformer.reports.ablation import figures, latex, markdown, page, write_report
 from veriformer.reports.ablation_tables import interval, number, p_value, table
 

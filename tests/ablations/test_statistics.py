@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from veriformer.ablations.statistics import (
+from veriformer.ablations.statistics.paired import (
     Comparison,
     fisher_p,
     holm,

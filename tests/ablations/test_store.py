@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from veriformer.ablations.store import Store, StoreError
+from veriformer.ablations.execution.store import Store, StoreError
 
 
 def finished(*keys: str) -> list[tuple[str, dict[str, str], dict[str, float]]]:

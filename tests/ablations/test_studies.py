@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from veriformer.ablations.memory import bytes_per_seed, fitting_width
-from veriformer.ablations.plan import Grouping, jobs_of
-from veriformer.ablations.profiling import kept_bytes
-from veriformer.ablations.stacking import build_one
+from veriformer.ablations.execution.memory import bytes_per_seed, fitting_width
+from veriformer.ablations.execution.plan import Grouping, jobs_of
+from veriformer.ablations.measuring.profiling import kept_bytes
 from veriformer.ablations.studies import DEFAULT, STUDIES
-from veriformer.ablations.study import Study
+from veriformer.ablations.studies.study import Study
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.stacking import build_one
+from veriformer.ablations.trials.trial import Trial
 
 REQUIRED = (
     "positions", "residual", "norm", "warm-up", "scaling", "feed-forward", "pooling", "depth-width", "recipe",

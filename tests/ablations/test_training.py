@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from veriformer.ablations.models import reference_model
-from veriformer.ablations.observation import attention_entropy, part_of
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.stacking import Stack, build_one
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.training import train, training_data
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.training.observation import attention_entropy, part_of
+from veriformer.ablations.training.samples import training_data
+from veriformer.ablations.training.stacking import Stack, build_one
+from veriformer.ablations.trials.models import reference_model
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 CONFIG = {
     "architecture": "classifier", "vocab_size": 8, "num_classes": 2, "d_model": 16, "num_heads": 2, "num_layers": 2,

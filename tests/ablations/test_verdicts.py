@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from veriformer.ablations.recipe import Recipe
-from veriformer.ablations.study import Prediction, Study, Variant
+from veriformer.ablations.studies.study import Prediction, Study, Variant
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.verdicts import Row, compare, describe, outcome, pace, verdict
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.verdicts.rows import Row, compare, describe, outcome, pace, verdict
 
 
 def record(accuracy: float, area: float | None = 0.3, holds: bool | None = None) -> dict[str, Any]:

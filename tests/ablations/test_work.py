@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from veriformer.ablations import work
-from veriformer.ablations.trial import Trial, code_digest
+from veriformer.ablations.execution import work
+from veriformer.ablations.trials.trial import Trial, code_digest
 
 
 def group(seeds: int) -> list[Trial]:
@@ -54,8 +54,8 @@ def test_another_error_is_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_splits_agree_with_the_whole() -> None:
-    from veriformer.ablations.recipe import Recipe
-    from veriformer.ablations.training import train
+    from veriformer.ablations.training.loop import train
+    from veriformer.ablations.trials.recipe import Recipe
 
     config = {
         "architecture": "classifier",

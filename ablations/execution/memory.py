@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from veriformer.ablations.stacking import build_one
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.stacking import build_one
+from veriformer.ablations.trials.trial import Trial
 
 FLOAT = 4
 """Bytes of a float32, in which everything is trained."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veriformer.ablations.measurement import Measurement, Point, register
-from veriformer.ablations.models import reference_model
-from veriformer.ablations.observation import attention_entropy, gradient_norms
-from veriformer.ablations.statistics import mean_interval
+from veriformer.ablations.measuring.measurement import Measurement, Point, register
+from veriformer.ablations.statistics.paired import mean_interval
+from veriformer.ablations.training.observation import attention_entropy, gradient_norms
+from veriformer.ablations.trials.models import reference_model
 from veriformer.reference.attention import attention
 
 BLOCKS, DEEPEST = (1, 2, 4, 6, 12), 24

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.ablations.fits import fit_power
-from veriformer.ablations.measurement import Measurement, Point, register
+from veriformer.ablations.measuring.measurement import Measurement, Point, register
+from veriformer.ablations.statistics.fits import fit_power
 from veriformer.reference.attention import MultiHeadAttention, attention
 from veriformer.reference.config import Config
 from veriformer.reference.counting import count_flops

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from veriformer.ablations.costs import cost_of
-from veriformer.ablations.fits import FITS
-from veriformer.ablations.plan import Grouping
-from veriformer.ablations.statistics import ALPHA, smallest_p
-from veriformer.ablations.study import Setting, Study, Variant
+from veriformer.ablations.execution.plan import Grouping
+from veriformer.ablations.statistics.fits import FITS
+from veriformer.ablations.statistics.paired import ALPHA, smallest_p
+from veriformer.ablations.studies.study import Setting, Study, Variant
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.verdicts import Row, compare, describe
+from veriformer.ablations.verdicts.costs import cost_of
+from veriformer.ablations.verdicts.rows import Row, compare, describe
 
 FORMAT = "veriformer-ablation/1"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from veriformer.ablations.recipe import Recipe
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
 
 Changes = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ class Variant:
         removes: what is taken away or exchanged, in words.
         config: fields of the reference's Config (or of another model's configuration).
         recipe: fields of Recipe.
-        edits: names in `veriformer.ablations.edits.EDITS`, for parts that no field removes.
+        edits: names in `veriformer.ablations.trials.edits.EDITS`, for parts that no field removes.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Prediction:
         source: who says so, or where it was seen.
         tasks: that it speaks of; empty: all.
         settings: that it speaks of; empty: all.
-        theorem: name of the exact check in `veriformer.ablations.exactness.CHECKS` where it follows from algebra.
+        theorem: name in `veriformer.ablations.training.exactness.CHECKS`, where it follows from algebra.
     """
 
     variant: str
@@ -92,7 +92,7 @@ class Study:
         settings: conditions, each with its own base.
         predictions: registered before anything is run.
         lengths: other lengths at which the trained model is tried too.
-        fit: name in `veriformer.ablations.fits.FITS` of what is made of the finished rows.
+        fit: name in `veriformer.ablations.statistics.fits.FITS` of what is made of the finished rows.
         skip: tells a (task, setting, variant) that makes no sense, or that is another one under a second name.
     """
 

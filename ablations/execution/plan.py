@@ -6,9 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from veriformer.ablations.memory import fitting_width
-from veriformer.ablations.study import Setting, Study, Variant
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.execution.memory import fitting_width
+from veriformer.ablations.studies.study import Setting, Study, Variant
+from veriformer.ablations.trials.trial import Trial
 
 WIDTH = {"cpu": 12, "cuda": 64}
 """Seeds trained together unless memory asks for fewer. On a core, wider stacks of these models gain little more."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from veriformer.ablations.statistics import (
+from veriformer.ablations.statistics.paired import (
     ALPHA,
     Comparison,
     Interval,
@@ -20,9 +20,9 @@ from veriformer.ablations.statistics import (
     smallest_p,
     wilson,
 )
-from veriformer.ablations.study import Prediction, Study
+from veriformer.ablations.studies.study import Prediction, Study
 from veriformer.ablations.tasks import Task
-from veriformer.ablations.training import HELD_OUT
+from veriformer.ablations.training.samples import HELD_OUT
 
 EQUIVALENT = 0.01
 """Difference of accuracy, one point, inside which two variants count as equivalent."""

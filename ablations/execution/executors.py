@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from veriformer.ablations.plan import Job
-from veriformer.ablations.work import prepare, train_job
+from veriformer.ablations.execution.plan import Job
+from veriformer.ablations.execution.work import prepare, train_job
 
 ATTEMPTS = 3
 """Times a job is begun when workers die under it, before it counts as the cause of their deaths."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from veriformer.ablations.edits import EDITS
-from veriformer.ablations.models import MODELS
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.trials.edits import EDITS
+from veriformer.ablations.trials.models import MODELS
+from veriformer.ablations.trials.trial import Trial
 
 
 def build_one(trial: Trial) -> nn.Module:

@@ -1,14 +1,49 @@
-"""What is watched while a model trains: gradient norms by layer, attention entropy by layer and head."""
+"""What is watched while a model trains: accuracy, gradient norms by layer, attention entropy by layer and head."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from veriformer.ablations.tasks import Samples
+from veriformer.ablations.training.scores import loss_and_accuracy
+from veriformer.ablations.training.stacking import Stack
+
 _LAYER = re.compile(r"^(?:stack\.|(encoder|decoder)\.)?layers\.(\d+)\.")
+
+
+@dataclass
+class Log:
+    """What is collected while a stack trains; tensors stay on the device, `[..., seeds]`.
+
+    Attributes:
+        losses: of every step, on its batch.
+        accuracies: of every step, on its batch.
+        at: steps at which more is observed.
+        probed: accuracies on unseen samples, by observation.
+        norms: of gradients by part of the model, by observation but the last, after which no step comes.
+        entropies: of attention by layer, by observation.
+    """
+
+    losses: Tensor
+    accuracies: Tensor
+    at: list[int] = field(default_factory=list)
+    probed: list[Tensor] = field(default_factory=list)
+    norms: list[dict[str, Tensor]] = field(default_factory=list)
+    entropies: list[list[Tensor]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def observe(self, step: int, stack: Stack, probe: Samples) -> None:
+        """Write down what the stack, set to eval mode, makes of `probe` before `step`."""
+        stack.train(False)
+        logits, weights = stack.with_weights(*probe.inputs)
+        self.at.append(step)
+        self.probed.append(loss_and_accuracy(logits, probe.labels)[1])
+        self.entropies.append([attention_entropy(w) for w in weights])
 
 
 def part_of(parameter: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from veriformer.ablations.stacking import build_one
 from veriformer.ablations.tasks import TASKS
-from veriformer.ablations.trial import Trial
+from veriformer.ablations.training.stacking import build_one
+from veriformer.ablations.trials.trial import Trial
 from veriformer.reference.config import Config
 from veriformer.reference.counting import count_flops
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from veriformer.ablations.training import train
-from veriformer.ablations.trial import Trial, code_digest
+from veriformer.ablations.training.loop import train
+from veriformer.ablations.trials.trial import Trial, code_digest
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGE = 2**29

@@ -1,0 +1,126 @@
+"""What is written down of each seed of a trained stack: how it did, what went wrong, curves, theorems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veriformer.ablations.tasks import TASKS, Samples, Task
+from veriformer.ablations.training.exactness import CHECKS
+from veriformer.ablations.training.observation import Log
+from veriformer.ablations.training.samples import HELD_OUT, HELD_OUT_SEED, shared
+from veriformer.ablations.training.scores import calibration_error, logits_of, loss_and_accuracy
+from veriformer.ablations.training.stacking import Stack
+from veriformer.ablations.trials.recipe import Recipe
+from veriformer.ablations.trials.trial import Trial
+
+CURVE_POINTS, CHECKED = 50, 64
+"""Points of a curve, and inputs of a theorem."""
+
+SPIKE, DIVERGED, WINDOW = 10.0, 10.0, 25
+"""A loss ten times its running median (of the last 25 steps) and above that of guessing is a spike; one after warm-up
+ten times the first is divergence."""
+
+
+@torch.no_grad()
+def records_of(stack: Stack, log: Log) -> list[dict[str, Any]]:
+    """Return one record a seed, in order, of a stack that was trained and is in eval mode."""
+    trials, first = stack.trials, stack.trials[0]
+    task, recipe, device = TASKS[first.task], first.recipe, torch.device(first.device)
+    held_out = shared(task.draw(HELD_OUT_SEED, HELD_OUT), len(trials), device)
+    logits = logits_of(stack, held_out)
+    loss, accuracy = loss_and_accuracy(logits, held_out.labels)
+    error = calibration_error(logits, held_out.labels)
+    elsewhere = {}
+    for length in first.lengths:
+        other = shared(task.draw(HELD_OUT_SEED, HELD_OUT // 4, length), len(trials), device)
+        elsewhere[str(length)] = loss_and_accuracy(logits_of(stack, other), other.labels)[1].tolist()
+    sample = stack.with_weights(*(x[:, :1] for x in held_out.inputs))[1]
+    losses, accuracies = log.losses.double().cpu(), log.accuracies.double().cpu()
+    records = []
+    for index, trial in enumerate(trials):
+        record: dict[str, Any] = {
+            "accuracy": accuracy[index].item(),
+            "loss": _finite(loss[index].item()),
+            "calibration_error": _finite(error[index].item()),
+            **_events(losses[:, index], accuracies[:, index], recipe, task),
+            "lengths": {length: values[index] for length, values in elsewhere.items()},
+            "curves": _curves(log, losses[:, index], accuracies[:, index], index),
+            "checks": _verify(stack, trial, index, held_out),
+        }
+        if index == 0:
+            record["attention"] = [[_rounded(head) for head in layer[0, 0].tolist()] for layer in sample]
+        records.append(record)
+    return records
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _rounded(values: list[Any]) -> list[Any]:
+    return [_rounded(v) if isinstance(v, list) else round(v, 4) if math.isfinite(v) else None for v in values]
+
+
+def _events(losses: Tensor, accuracies: Tensor, recipe: Recipe, task: Task) -> dict[str, Any]:
+    """Spikes, divergence, area under the loss, steps to 95 % of the best: of the raw loss, nothing smoothed away."""
+    finite = torch.isfinite(losses)
+    worst = losses[finite].max().item() if bool(finite.any()) else None
+    spikes, guessing = 0, math.log(1 / task.chance)
+    for step in range(WINDOW, len(losses)):
+        before = losses[step - WINDOW : step]
+        spikes += bool(losses[step] > max(SPIKE * before.nanmedian().item(), guessing)) or not bool(finite[step])
+    after = losses[recipe.warm_up :]
+    last = losses[-min(WINDOW, len(losses)) :].mean().item()
+    why = None
+    if not bool(finite.all()):
+        why = "the loss was not finite"
+    elif bool((after > DIVERGED * losses[0]).any()):
+        why = "the loss rose above ten times the first"
+    elif last > 2 * guessing:
+        why = "the last loss is above twice that of guessing"
+    smooth = accuracies.unfold(0, min(10, len(accuracies)), 1).mean(dim=1)
+    wanted = task.chance + 0.95 * (task.best - task.chance)
+    reached = (smooth >= wanted).nonzero()
+    return {
+        "loss_area": _finite(losses.mean().item()),
+        "max_loss": worst,
+        "spikes": int(spikes),
+        "diverged": why,
+        "steps_to_95": int(reached[0]) + min(10, len(accuracies)) if len(reached) else None,
+    }
+
+
+def _curves(log: Log, losses: Tensor, accuracies: Tensor, index: int) -> dict[str, Any]:
+    edges = [round(i * len(losses) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
+    bins = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    return {
+        "step": [b for _, b in bins],
+        "loss": _rounded([losses[a:b].mean().item() for a, b in bins]),
+        "accuracy": _rounded([accuracies[a:b].mean().item() for a, b in bins]),
+        "observed_at": log.at,
+        "held_out_accuracy": _rounded([a[index].item() for a in log.probed]),
+        "gradient_norm": {
+            part: [_significant(step[part][index].item()) for step in log.norms]
+            for part in (log.norms[0] if log.norms else ())
+        },
+        "entropy": [[_rounded(layer[index].tolist()) for layer in step] for step in log.entropies],
+    }
+
+
+def _significant(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _verify(stack: Stack, trial: Trial, index: int, samples: Samples) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in trial.checks:
+        model = stack.one(index).double()
+        inputs = samples.inputs[0][index, :CHECKED]
+        outcome = CHECKS[name](model, inputs.double() if inputs.is_floating_point() else inputs)
+        found[name] = {"difference": outcome.difference, "inputs": outcome.inputs, "holds": outcome.holds}
+    return found
