@@ -11,6 +11,17 @@ import torch
 from torch import nn
 
 
+def reseed(seed: int) -> None:
+    """Seed torch's own generators: of the CPU, and of CUDA where it is in use.
+
+    `torch.manual_seed` seeds devices that were never touched too, which it does by noting the call for later, stack
+    and all: most of the time of building a small model.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextmanager
 def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
     """Run the block with one torch thread and a given module in eval mode; put everything back afterwards.

@@ -63,7 +63,7 @@ def _sensitivity(bench: Workbench, built: Built, step: float) -> float:
         stand_in = Built(module, built.config, built.dtype, built.is_fresh)
         return bench.forward(stand_in, *moved, *inputs.extras)
 
-    return sensitivity(built.module, call, tensors, built.dtype, generator, step)
+    return sensitivity(built.module, call, tensors, built.dtype, generator, step, is_ours=built.is_fresh)
 
 
 def judged_dtypes(bench: Workbench) -> tuple[torch.dtype, ...]:

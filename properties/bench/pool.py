@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError, first_line
+from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.subject.palette import palette
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -75,7 +76,7 @@ class ModelPool:
         assert subject.build is not None
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.manual_seed(WEIGHT_SEED)
+            reseed(WEIGHT_SEED)
             try:
                 module = subject.build(config)
             except Exception as problem:

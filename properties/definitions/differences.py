@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Worst:
-    """Where two tensors differ most.
+    """Where two tensors differ most. The place and the values there are looked up when they are asked for.
 
     Attributes:
         error: largest error; infinite where one side is not finite and the other is not the same.
-        index: where.
-        got: value there.
-        expected: value there.
     """
 
-    error: float
-    index: tuple[int, ...]
-    got: float
-    expected: float
+    def __init__(self, error: Tensor, got: Tensor, expected: Tensor) -> None:
+        self._flat = int(error.argmax())
+        self._shape = error.shape
+        self._got, self._expected = got, expected
+        self.error = float(error.reshape(-1)[self._flat])
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Index of the largest error."""
+        if not self._shape:
+            return ()
+        return tuple(int(i) for i in torch.unravel_index(torch.tensor(self._flat), self._shape))
+
+    @property
+    def got(self) -> float:
+        """Value of the first tensor there."""
+        return _number(self._got[self.index])
+
+    @property
+    def expected(self) -> float:
+        """Value of the second tensor there."""
+        return _number(self._expected[self.index])
 
 
 def worst_difference(got: Tensor, expected: Tensor, unit: Tensor | float = 1.0) -> Worst:
@@ -37,12 +50,13 @@ def worst_difference(got: Tensor, expected: Tensor, unit: Tensor | float = 1.0) 
     wide = torch.complex128 if got.is_complex() else torch.float64
     left, right = got.detach().to("cpu", wide), expected.detach().to("cpu", wide)
     divisor = unit.detach().to("cpu", torch.float64) if isinstance(unit, Tensor) else unit
-    error = (left - right).abs() / divisor
-    error = torch.where(left == right, torch.zeros((), dtype=torch.float64), error)
-    error = torch.where(error.isnan(), torch.full((), math.inf, dtype=torch.float64), error)
-    flat = int(error.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape)) if error.ndim else ()
-    return Worst(float(error[index]), index, _number(left[index]), _number(right[index]))
+    error = (left - right).abs_() if not left.is_complex() else (left - right).abs()
+    error = error / divisor
+    total = float(error.sum())  # finite where every entry is: then no entry needs a second look
+    if not math.isfinite(total):
+        error = torch.where(left == right, torch.zeros((), dtype=torch.float64), error)
+        error = torch.where(error.isnan(), torch.full((), math.inf, dtype=torch.float64), error)
+    return Worst(error, left, right)
 
 
 def _number(value: Tensor) -> float:
@@ -51,10 +65,12 @@ def _number(value: Tensor) -> float:
 
 def size_of(value: Tensor) -> float:
     """Return the root mean square of the finite entries, in float64; 1 if there is none or all are 0."""
-    finite = value.detach().to("cpu", torch.float64)
-    finite = finite[finite.isfinite()]
-    size = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
-    return size or 1.0
+    flat = value.detach().to("cpu", torch.float64).reshape(-1)
+    square = flat.square().mean() if flat.numel() else flat.sum()
+    if not math.isfinite(size := float(square)):
+        finite = flat[flat.isfinite()]
+        size = float(finite.square().mean()) if finite.numel() else 0.0
+    return math.sqrt(size) or 1.0
 
 
 def non_finite(value: Tensor) -> str:

@@ -18,6 +18,7 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import Draws, HypothesisDraws, RandomDraws, RecordedDraws, RejectedError
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, Violation
 from veriformer.properties.subject.palette import colliding_lengths
 
@@ -130,7 +131,8 @@ class Search:
             )(given(st.data())(judge))
         )
         try:
-            run()
+            with alone():
+                run()
         except Unsatisfiable:
             return None  # every case was given up: no witness, so the engine calls it VACUOUS
         except (BudgetSpent, SubjectTimeoutError):

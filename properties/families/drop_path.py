@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
@@ -49,7 +50,7 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     name, part, rate = parts[case.integer("part", 0, len(parts) - 1)]
     x = 1 + case.normal(SAMPLES, 2, 3, dtype=torch.float32).abs()
     with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
-        torch.manual_seed(case.integer("drop seed", 0, 9999))
+        reseed(case.integer("drop seed", 0, 9999))
         part.train()
         share = case.bench.call(part, x.clone()) / x
         part.eval()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
@@ -47,7 +48,7 @@ def _call(case: Case, built: Built, inputs: Inputs, *, training: bool, seed: int
     """Call in train or eval mode with a seeded generator; the global state is left as it was."""
     devices = [case.bench.device] if case.bench.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        reseed(seed)
         tensors = [x.to(case.bench.device) for x in inputs.tensors]
         return case.call(built, *tensors, *inputs.extras, path=Path(mode="no_grad", training=training)).clone()
 
@@ -254,7 +255,7 @@ def the_backward_drops_the_same(case: Case) -> None:
 
     def value() -> Tensor:
         with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
-            torch.manual_seed(5)
+            reseed(5)
             tensors = [x.to(case.bench.device) for x in inputs.tensors]
             output = case.call(built, *tensors, *inputs.extras, path=Path(training=True))
         weight[:] = weight or [case.normal(*output.shape, dtype=torch.float64)]

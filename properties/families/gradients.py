@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
+from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
@@ -248,13 +249,13 @@ def recomputation_changes_nothing(case: Case) -> None:
     def gradients(call: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor | None]]:
         devices = [case.bench.device] if case.bench.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(7)
+            reseed(7)
             built.module.train()
             try:
                 output = call()
                 if not output.requires_grad:
                     case.does_not_apply("its output has no gradient")
-                torch.manual_seed(8)  # what the backward finds
+                reseed(8)  # what the backward finds
                 found = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
             finally:
                 built.module.eval()

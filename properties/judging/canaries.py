@@ -28,13 +28,14 @@ def send(kinds: Iterable[str], properties: Sequence[Property], settings: Setting
     right = shipped("reference")
     by_id = {p.id: p for p in properties}
     wanted = set(kinds)
+    quick = replace(settings, profile="quick")
     sent, missed = 0, []
     for canary in CANARIES:
         prop = next((by_id[i] for i in canary.noticed_by if i in by_id), None)
         if canary.kind not in wanted or prop is None:
             continue
         sent += 1
-        result = Judge(canary.broken(right[canary.model]), replace(settings, profile="quick")).judge(prop)
+        result = Judge(canary.broken(right[canary.model]), quick, is_brief=True).judge(prop)
         if result.outcome != FAIL:
             missed.append(f"{canary.name}: {prop.id} says {result.outcome} {result.reason}".strip())
     return {"sent": sent, "caught": sent - len(missed), "missed": missed}

@@ -27,9 +27,11 @@ from veriformer.properties.subject.subject import Subject
 class Judge:
     """Judges one subject, property by property, in an order that the caller chooses."""
 
-    def __init__(self, subject: Subject, settings: Settings) -> None:
+    def __init__(self, subject: Subject, settings: Settings, *, is_brief: bool = False) -> None:
+        """Judge `subject`; brief: on its declared facts alone, and a failing case is left as it was found."""
         self.subject = subject
         self.settings = settings
+        self.is_brief = is_brief
         self._bench: Workbench | None = None
         self._preflight: Preflight | None = None
         self._notes: list[str] = []
@@ -110,7 +112,7 @@ class Judge:
         if blocker:
             return outcomes.blocked(prop, blocker)
         assert self._bench is not None
-        return outcomes.searched(prop, self._bench)
+        return outcomes.searched(prop, self._bench, is_brief=self.is_brief)
 
     def _prepare(self) -> Preflight:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
@@ -119,7 +121,7 @@ class Judge:
                 self._bench = Workbench(self.subject, self.settings)
                 self._bench.subject = callable_subject(self.subject, self._bench.pool)
                 self._preflight = preflight(self._bench)
-                if not self._preflight.error and not self._preflight.broken:
+                if not (self._preflight.error or self._preflight.broken or self.is_brief):
                     facts, self._notes = probe(self._bench)
                     self._bench.subject = self._bench.subject.with_facts(**facts)
             except (SubjectError, ValueError) as problem:

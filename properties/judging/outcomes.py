@@ -41,11 +41,20 @@ def blocked(prop: Property, blocker: str) -> Result:
     return Result(prop.id, prop.level, r.BLOCKED, f"{blocker} must hold first and does not")
 
 
-def searched(prop: Property, bench: Workbench) -> Result:
-    """Look for a violation, and return what came of it, however the search ended."""
+def searched(prop: Property, bench: Workbench, *, is_brief: bool = False) -> Result:
+    """Look for a violation, and return what came of it, however the search ended.
+
+    Args:
+        prop: to be judged.
+        bench: of the subject.
+        is_brief: leave a failing case as it was found, and write no counterexample.
+    """
     bench.tally = Tally()
     try:
-        return of(prop, bench.tally, Search(prop, bench).run())
+        found = Search(prop, bench, shrink=not is_brief).run()
+        if is_brief and found is not None and isinstance(found.problem, Violation):
+            return Result(prop.id, prop.level, r.FAIL, found.problem.headline, examples=bench.tally.examples)
+        return of(prop, bench.tally, found)
     except BudgetSpent:
         return _out_of_time(prop, bench)
     except NotSpokenOfError as problem:

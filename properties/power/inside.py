@@ -243,9 +243,14 @@ def norm_over_time(forward: Forward, share: float) -> Injected:
 
 
 def _on_a_copy(forward: Forward, change: Callable[[nn.Module], None], changes: list[int]) -> Injected:
+    last: list[Any] = [None, (), None]  # the model called last, its state, and its broken copy
+
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
-        twin = copy.deepcopy(model)
-        change(twin)
-        return forward(twin, *args, **kwargs)
+        state = (model.training, *(p._version for p in model.parameters())) if isinstance(model, nn.Module) else ()
+        if model is not last[0] or state != last[1]:
+            twin = copy.deepcopy(model)
+            change(twin)
+            last[:] = [model, state, twin]
+        return forward(last[2], *args, **kwargs)
 
     return Injected(broken, changes)
