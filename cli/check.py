@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from veriformer.cli.deviating import DeviationsFile, deviation_options
-from veriformer.cli.pool import Pool, RefusedError, Task
+from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
@@ -66,6 +66,7 @@ def check(
     verbose: bool,
 ) -> int:
     """Judge TARGETs: package.module:attribute, path/file.py:attribute, or `reference`, `torch` and their parts."""
+    warm_up()
     settings = {
         "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
         "named": only,

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from tabulate import tabulate
 
-from veriformer.cli.pool import Pool, RefusedError, Task
+from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
 
 
 @click.command()
@@ -23,6 +23,7 @@ def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int
     What is seen is set beside what is declared; `veriformer check` judges both. Exit status: 0, or 2 where nothing
     could be seen.
     """
+    warm_up()
     settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0}
     records: list[dict[str, Any]] = []
     try:

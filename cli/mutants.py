@@ -11,7 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
+from veriformer.cli.processes.apart import Apart, Call
+from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 

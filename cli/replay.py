@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from veriformer.cli.check import DTYPES
-from veriformer.cli.pool import Pool, RefusedError
+from veriformer.cli.processes.asking import Pool, RefusedError, warm_up
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.records import RecordError, read_json
@@ -36,6 +36,7 @@ def replay(case: str, target: str | None) -> int:
     A file is data: the choices in it are numbers and words. The subject that it names is code, so a file that does not
     lie in .veriformer/ may name one of the libraries alone; give --target for your own.
     """
+    warm_up()
     path = _find(case)
     try:
         record = _checked(read_json(path), path)

@@ -12,8 +12,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from veriformer.cli.apart import Apart, Call, JudgedStore, fingerprint
 from veriformer.cli.deviating import DeviationsFile, deviation_options
+from veriformer.cli.processes.apart import Apart, Call
+from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.results.reading import subject_of
 from veriformer.properties.results.records import Report
@@ -77,7 +78,7 @@ def sweep(
     if rows:
         err.print(f"{len(rows)} of {len(targets)} models were judged before ({store.path}); --fresh judges them again")
     interrupted = False
-    from veriformer.cli.sweeping import judge_canaries, judge_target
+    from veriformer.cli.processes.sweeping import judge_canaries, judge_target
 
     try:
         calls: dict[str, Call] = {
@@ -128,7 +129,7 @@ def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
 
 def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
-    from veriformer.cli.sweeping import names_of
+    from veriformer.cli.processes.sweeping import names_of
     from veriformer.properties.adapters.libraries import LIBRARIES
 
     for word in libraries:

@@ -10,7 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class NarrowingWatch(TorchDispatchMode):
+class DispatchWatch(TorchDispatchMode):
+    """Sees every operation while it is entered, and leaves torch's compiler alone."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that compiled code need not be kept away: else torch imports its compiler first, 800 modules of it."""
+        return False
+
+
+class NarrowingWatch(DispatchWatch):
     """Notes whether any operation turns float64 numbers into narrower ones while it is entered.
 
     Many libraries compute a softmax or a norm in float32 whatever the dtype of the model: right, but then two
@@ -35,7 +44,7 @@ class NarrowingWatch(TorchDispatchMode):
 _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort")
 
 
-class ChoiceWatch(TorchDispatchMode):
+class ChoiceWatch(DispatchWatch):
     """Notes whether any operation picks among computed numbers while it is entered: experts of a token, say.
 
     A pick between two nearly equal numbers may fall either way under rounding, and the output is another one then. In

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hypothesis.internal.cache import LRUCache
-from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture import providers as _providers
 
+providers: Any = _providers  # its names are not for us: each is looked for before it is used
 _NAMES = ("_get_local_constants", "CONSTANTS_CACHE")
 _OURS: LRUCache[Any, Any] = LRUCache(1024)
 

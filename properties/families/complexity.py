@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.watches import DispatchWatch
 from veriformer.properties.definitions.flops import COUNTED, Flops, expected_flops, why_unknown
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
@@ -131,7 +131,7 @@ def cost_grows_as_it_must(case: Case) -> None:
     case.witness()
 
 
-class _Largest(TorchDispatchMode):
+class _Largest(DispatchWatch):
     """Notes the bytes of the largest tensor that an operation makes."""
 
     def __init__(self) -> None:

@@ -1,14 +1,18 @@
-"""What a worker process can be asked. Runs in the worker; imports torch."""
+"""The other side of `asking`: a process that judges. What hangs, crashes or eats memory there costs one result."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from veriformer.cli.worker import Message
+from veriformer.cli.processes.limits import limit_memory
 from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.adapters.recognising import shipped
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
@@ -17,6 +21,26 @@ from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import plain
 from veriformer.properties.subject.subject import Subject
 from veriformer.properties.targets import TargetError, load
+
+Message = tuple[str, dict[str, Any]]
+
+
+def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -> None:
+    """Answer requests until the connection closes.
+
+    Args:
+        connection: receives `(question, arguments)`, sends `("ok", answer)` or `("refused", sentence)`.
+        settings: fields of `Settings`, dtypes as names.
+        memory_gib: limit of the address space on the CPU; 0 for none.
+    """
+    sys.stdout = sys.stderr  # what a subject prints must not mix with a report on standard output
+    torch.set_num_threads(1)
+    limit_memory(memory_gib if settings["device"] == "cpu" else 0)
+    answers = Answers(settings)
+    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            question, arguments = connection.recv()
+            connection.send(answers.answer(question, arguments))
 
 
 class Answers:
@@ -124,3 +148,8 @@ def _described(prop: Property) -> dict[str, Any]:
         "requires": list(prop.requires),
         "catches": list(prop.catches),
     }
+
+
+for _library in ("reference", "torch"):
+    shipped(_library)
+catalogue()  # what every process needs is imported here, and so in the template, once for all

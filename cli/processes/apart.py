@@ -1,22 +1,18 @@
-"""Judgements in processes of their own: one that hangs or crashes costs its own row; and what was judged is kept."""
+"""Judgements in processes of their own, one call each: one that hangs or crashes costs its own row."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-_PRELOADED = ["torch", "hypothesis", "scipy.stats"]
+from veriformer.cli.processes.template import template
+
 Call = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
 
 
@@ -45,10 +41,7 @@ class Apart:
             calls: id to function and arguments; the function must be importable.
             err: where progress is shown, if it is a terminal.
         """
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
-        if method == "forkserver":
-            context.set_forkserver_preload([*_PRELOADED, *self.preload])
+        context = template(*self.preload)
         left = list(calls.items())
         running: dict[Future[dict[str, Any]], str] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -81,51 +74,3 @@ def _answer(future: Future[dict[str, Any]], seconds: float) -> tuple[dict[str, A
         return None, f"its process ended with status {problem.exitcode}"
     except Exception as problem:  # of the code that is judged: it costs its own row
         return None, f"judging it raised {type(problem).__name__}: {problem}"
-
-
-@dataclass(frozen=True)
-class JudgedStore:
-    """What was judged: a line of JSON each, valid for one state of the code and one way to judge.
-
-    Attributes:
-        path: of the file.
-        key: names that state and that way; lines of another key are passed over.
-    """
-
-    path: Path
-    key: str
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Return the rows by id; a line that an interruption left in part counts as not judged."""
-        rows: dict[str, dict[str, Any]] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
-            try:
-                record = json.loads(line)
-                if record["key"] == self.key:
-                    rows[record["id"]] = record["row"]
-            except (json.JSONDecodeError, KeyError, TypeError):
-                continue
-        return rows
-
-    def append(self, name: str, row: dict[str, Any]) -> None:
-        """Add a row."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": self.key, "id": name, "row": row}) + "\n")
-
-
-def fingerprint(packages: Iterable[ModuleType]) -> str:
-    """Return a digest of the code and data of these packages, and of the release of torch.
-
-    Known deviations (`known/`) do not count: they are applied to verdicts, not part of them.
-    """
-    import torch
-
-    digest = hashlib.sha256(torch.__version__.encode())
-    for package in packages:
-        for folder in map(Path, package.__path__):
-            for file in sorted(
-                f for f in folder.rglob("*") if f.suffix in (".py", ".jsonl", ".toml") and f.parent.name != "known"
-            ):
-                digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]

@@ -22,7 +22,7 @@ def judge_target(target: str, level: str, profile: str, seed: int, memory_gib: f
     """
     import torch
 
-    from veriformer.cli.worker import limit_memory
+    from veriformer.cli.processes.limits import limit_memory
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.catalogue import select
     from veriformer.properties.judging.run import judge_subject

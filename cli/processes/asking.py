@@ -1,8 +1,7 @@
-"""Worker processes: asked one thing at a time, replaced when they crash or hang."""
+"""Processes that are asked: one thing at a time, replaced when they crash or hang; see `answering` for their side."""
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -10,9 +9,23 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
-from veriformer.cli.worker import serve
+from veriformer.cli.processes.template import start, template
 
 _START = 120.0  # seconds for a process to import torch on a slow disk
+
+
+_ANSWERING = "veriformer.cli.processes.answering"
+
+
+def warm_up() -> None:
+    """Let the template import torch and the catalogue, while this process is still reading its arguments."""
+    start(template(_ANSWERING))
+
+
+def _begin(*arguments: Any) -> None:
+    from veriformer.cli.processes.answering import serve  # imports torch, which the asking side never does
+
+    serve(*arguments)
 
 
 class RefusedError(Exception):
@@ -31,9 +44,9 @@ class Worker:
     """One process that judges."""
 
     def __init__(self, settings: dict[str, Any], memory_gib: float) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = template(_ANSWERING)
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, settings, memory_gib), daemon=True)
+        self.process = context.Process(target=_begin, args=(theirs, settings, memory_gib), daemon=True)
         self.process.start()
         theirs.close()
         self.deadline = 0.0

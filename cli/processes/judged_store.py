@@ -1,0 +1,59 @@
+"""What was judged, kept: a line of JSON each, so that an interrupted command goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class JudgedStore:
+    """What was judged: a line of JSON each, valid for one state of the code and one way to judge.
+
+    Attributes:
+        path: of the file.
+        key: names that state and that way; lines of another key are passed over.
+    """
+
+    path: Path
+    key: str
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the rows by id; a line that an interruption left in part counts as not judged."""
+        rows: dict[str, dict[str, Any]] = {}
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
+            try:
+                record = json.loads(line)
+                if record["key"] == self.key:
+                    rows[record["id"]] = record["row"]
+            except (json.JSONDecodeError, KeyError, TypeError):
+                continue
+        return rows
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Add a row."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": self.key, "id": name, "row": row}) + "\n")
+
+
+def fingerprint(packages: Iterable[ModuleType]) -> str:
+    """Return a digest of the code and data of these packages, and of the release of torch.
+
+    Known deviations (`known/`) do not count: they are applied to verdicts, not part of them.
+    """
+    import torch
+
+    digest = hashlib.sha256(torch.__version__.encode())
+    for package in packages:
+        for folder in map(Path, package.__path__):
+            for file in sorted(
+                f for f in folder.rglob("*") if f.suffix in (".py", ".jsonl", ".toml") and f.parent.name != "known"
+            ):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
