@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from veriformer.cli.main import main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -68,16 +72,43 @@ def broken_factory():
 """
 
 
+ENVIRONMENT = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
 @pytest.fixture
-def veriformer(tmp_path: Path) -> Run:
-    """Return a function that runs `veriformer` in a folder with models.py."""
+def veriformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs `veriformer` in a folder with models.py.
+
+    The command runs in this process, so that all tests share the template that its workers are copies of; the workers
+    are processes of their own, as always. `veriformer_alone` starts the command itself too.
+    """
     (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
-    environment |= {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main(arguments)
+        code = ended.value.code
+        assert isinstance(code, int), code
+        assert status is None or code == status, f"{code}\n{out.getvalue()}\n{err.getvalue()}"
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def veriformer_alone(tmp_path: Path) -> Run:
+    """Return a function that starts `veriformer` as a process, in a folder with models.py."""
+    (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")} | ENVIRONMENT
 
     def run(*arguments: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from veriformer.cli.main import main; main()", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert status is None or done.returncode == status, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -53,8 +53,8 @@ def test_replay_shows_the_failure_again_and_its_end(veriformer: Run, tmp_path: P
     assert "is truncated or was edited" in veriformer("replay", record.stem, status=3).stderr
 
 
-def test_json_alone_on_standard_output(veriformer: Run, tmp_path: Path) -> None:
-    done = veriformer(
+def test_json_alone_on_standard_output(veriformer_alone: Run, tmp_path: Path) -> None:
+    done = veriformer_alone(
         "check", "models.py:leaky", *QUICK, "--only", "causality", "--format", "json", "--out", "report", status=1
     )
     report = json.loads(done.stdout)
