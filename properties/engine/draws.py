@@ -44,7 +44,8 @@ class HypothesisDraws:
     """Choices drawn, and shrunk, by Hypothesis."""
 
     def __init__(self, data: st.DataObject, fixed: Mapping[str, Any] | None = None) -> None:
-        self._data = data
+        # below `data.draw`, which prints every choice for a reader: ours are told by the case
+        self._draw = data.conjecture_data.draw if hasattr(data, "conjecture_data") else data.draw
         self._fixed = dict(fixed or {})
 
     def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
@@ -52,22 +53,22 @@ class HypothesisDraws:
             if not low <= self._fixed[label] <= high:
                 reject()
             return int(self._fixed[label])
-        return self._data.draw(st.integers(low, high))
+        return self._draw(st.integers(low, high))
 
     def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
         if label in self._fixed:
             if self._fixed[label] not in options:
                 reject()
             return self._fixed[label]
-        return options[self._data.draw(st.integers(0, len(options) - 1))]
+        return options[self._draw(st.integers(0, len(options) - 1))]
 
     def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
-        return list(self._data.draw(st.permutations(range(size))))
+        return list(self._draw(st.permutations(range(size))))
 
     def text(self, label: str, alphabet: str, longest: int) -> str:  # noqa: D102
         if label in self._fixed:
             return str(self._fixed[label])
-        return self._data.draw(st.text(st.sampled_from(alphabet) if alphabet else _ANY, max_size=longest))
+        return self._draw(st.text(st.sampled_from(alphabet) if alphabet else _ANY, max_size=longest))
 
     def reject(self, reason: str) -> None:  # noqa: D102
         reject()
