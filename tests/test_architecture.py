@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from test_imports import ROOMS
 
 TEXT = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -21,15 +20,12 @@ def test_every_name_exists(name: str) -> None:
     module, _, attribute = name.partition(":")
     file = ROOT / (module.replace(".", "/") + ".py")
     assert file.is_file(), f"there is no {file.relative_to(ROOT)}"
-    defined = {
-        target
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        for target in (
-            [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            else [t.id for t in ast.walk(node) if isinstance(t, ast.Name)] if isinstance(node, ast.Assign | ast.AnnAssign)
-            else []
-        )
-    }  # fmt: skip
+    defined: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            defined |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     assert not attribute or attribute in defined, f"{module} has no {attribute}"
 
 
@@ -50,5 +46,5 @@ def test_the_words_in_the_text_are_true() -> None:
 
 
 def test_every_room_is_told_in_order() -> None:
-    told = [room for room in re.findall(r"^\| `(\w+)/` \|", TEXT, re.MULTILINE)]
+    told = list(re.findall(r"^\| `(\w+)/` \|", TEXT, re.MULTILINE))
     assert tuple(told) == ROOMS["properties"]

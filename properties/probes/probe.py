@@ -1,6 +1,6 @@
 """Facts that a subject did not declare, found out by calling it; reported, and used in place of a declaration.
 
-To add a probe, write a generator of findings in one of the files `probing_*.py` and name it in `PROBES`.
+To add a probe, write a generator of findings in a file of this room and name it in `PROBES`.
 """
 
 from __future__ import annotations
