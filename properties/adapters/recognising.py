@@ -1,7 +1,7 @@
 """Recognisers: from somebody's class, instance or function to a subject. One file a library.
 
-To add a library, add a file and its row to `properties/adapters/libraries.py`. The file has `SHIPPED`, the subjects that the
-command line knows by the library's name, and imports the library only when a subject is built (or asked for by name).
+To add a library, add a file, and its row to `properties/adapters/libraries.py`. The file has `SHIPPED`, the subjects
+that the command line knows by the library's name, and imports the library only when a subject is built (or asked for).
 Where types can be recognised it also has `recognise(thing, kind) -> Subject | None`; name it in `ADAPTERS` then.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from veriformer.properties.judging.judge import Judge
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def seen(subject: Subject) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def test_an_undeclared_model_in_full() -> None:
     assert report.ok, [(r.id, r.reason) for r in report.results if r.outcome not in ("PASS", "NOT_APPLICABLE")]
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(veriformer: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "from veriformer.properties import Subject\n"
@@ -99,13 +101,8 @@ def test_the_command(tmp_path: Path) -> None:
         "broken = Subject(kind='layer', build=lambda c: None, forward=lambda m, x: m(x))\n",
         encoding="utf-8",
     )
-    command = [sys.executable, "-c", "from veriformer.cli.main import main; main()", "identify"]
-    done = subprocess.run([*command, "mine.py:mine"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = veriformer("identify", "mine.py:mine", status=0)
     assert "declared True" in done.stdout
     assert "norm_placement" in done.stdout
-    told = subprocess.run(
-        [*command, "mine.py:broken", "--format", "json"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert told.returncode == 2
+    told = veriformer("identify", "mine.py:broken", "--format", "json", status=2)
     assert "NoneType" in json.loads(told.stdout)[0]["error"]
