@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from a copy of the sources, without a network."""
     source = tmp_path_factory.mktemp("source")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
         shutil.copy(ROOT / file, source)
     out = source / "dist"
