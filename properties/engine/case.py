@@ -15,8 +15,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.calling import Calling
-from veriformer.properties.engine.comparing import refuse_vacuous
-from veriformer.properties.engine.violations import InfluenceMap, Violation
+from veriformer.properties.engine.violations import InfluenceMap, VacuousCheckError, Violation
 from veriformer.properties.subject.paths import Path
 
 Cause = Callable[[], str | None]
@@ -89,7 +88,7 @@ class Case(Calling):
             VacuousCheckError: the comparison could not have failed.
         """
         self._same_shape(got, expected, what)
-        refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
+        _refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
         if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
             return  # rounding flips such picks: see `ChoiceWatch`
         unit: float | Tensor = size_of(expected) if bound is None else bound
@@ -122,7 +121,7 @@ class Case(Calling):
     ) -> None:
         """Require two tensors to be equal to the bit (an exact claim: a zero gradient, a masked weight)."""
         self._same_shape(got, expected, what)
-        refuse_vacuous(got, expected, what, constants_allowed=True)
+        _refuse_vacuous(got, expected, what, constants_allowed=True)
         self._on_record("exact", got, expected)
         worst = worst_difference(got, expected)
         self.bench.tally.note(worst.error, 0.0)
@@ -197,6 +196,22 @@ class Case(Calling):
                 f"{what}: compared shapes {list(got.shape)} and {list(expected.shape)}; the subject's output "
                 "does not have the shape of its kind"
             )
+
+
+def _refuse_vacuous(got: Tensor, expected: Tensor, what: str, *, constants_allowed: bool) -> None:
+    """Raise if the comparison cannot fail.
+
+    Raises:
+        VacuousCheckError: no elements, shared storage, or constants on both sides.
+    """
+    if got.numel() == 0:
+        raise VacuousCheckError(f"{what}: nothing to compare (shape {list(got.shape)})")
+    if got.data_ptr() == expected.data_ptr() and got.data_ptr() != 0 and got.stride() == expected.stride():
+        raise VacuousCheckError(f"{what}: a tensor is compared with itself")
+    if constants_allowed or got.numel() < 3:
+        return
+    if bool((got == got.flatten()[0]).all()) and bool((expected == expected.flatten()[0]).all()):
+        raise VacuousCheckError(f"{what}: both sides are the same constant everywhere, which no fault would disturb")
 
 
 def _is_coarse(value: Tensor, path: Path) -> bool:
