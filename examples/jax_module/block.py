@@ -1,11 +1,13 @@
 """A decoder block in flax, checked as it is: arrays and gradients cross between the frameworks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from veriformer.properties import Subject
-from veriformer.properties.adapters.shared.jax_arrays import JaxModule
+from veriformer.properties.adapters.shared.jax_arrays import JaxModule, jitted
 
 
 class Block(linen.Module):
@@ -21,10 +23,15 @@ class Block(linen.Module):
         return x + linen.Dense(x.shape[-1], dtype=x.dtype)(inner)
 
 
+@functools.partial(jitted, static_argnums=0)
+def initial(block, x):
+    return block.init(jax.random.key(0), x)
+
+
 def build(sizes):
     """Return the block in sizes that are checked."""
     block = Block(sizes.num_heads, sizes.d_ff)
-    params = block.init(jax.random.key(0), jnp.zeros((1, 2, sizes.d_model)))
+    params = initial(block, jnp.zeros((1, 2, sizes.d_model)))
     return JaxModule(params, block.apply)
 
 

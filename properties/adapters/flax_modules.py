@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
 
-from veriformer.properties.adapters.shared.jax_arrays import JaxModule
+from veriformer.properties.adapters.shared.jax_arrays import JaxModule, jitted
 from veriformer.properties.adapters.shared.plain_calls import call, causal_mask
 from veriformer.properties.subject.subject import Subject
 
 
 def build_linen_attention(config: Any, **options: Any) -> nn.Module:
     """Return linen's multi-head attention; called with x and a mask `[B, 1, T, S]`."""
-    import jax
     import jax.numpy as jnp
     from flax import linen
 
@@ -22,7 +21,7 @@ def build_linen_attention(config: Any, **options: Any) -> nn.Module:
         num_heads=config.num_heads, qkv_features=config.d_model, deterministic=True, **options
     )
     start = jnp.zeros((1, 2, config.d_model))
-    params = layer.init(jax.random.key(0), start, start)
+    params = _initial(layer, start, start)
 
     def apply(params: Any, x: Any, memory: Any, mask: Any = None) -> Any:
         return _typed(layer, x).apply(params, x, memory, mask=mask)
@@ -30,40 +29,62 @@ def build_linen_attention(config: Any, **options: Any) -> nn.Module:
     return JaxModule(params, apply)
 
 
+def _initial(layer: Any, *inputs: Any) -> Any:
+    """Return the parameters of a linen module; layers of the same sizes share what is compiled for that."""
+    import jax
+
+    return _initialising()(layer, jax.random.key(0), *inputs)
+
+
+@cache
+def _initialising() -> Any:
+    return jitted(lambda layer, key, *inputs: layer.init(key, *inputs), static_argnums=0)
+
+
 def _typed(layer: Any, x: Any) -> Any:
     return layer.clone(dtype=x.dtype)
 
 
-def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
-    """Return a pre-LN block of linen's layers, as flax's own examples write it."""
-    import jax
+@cache
+def _linen_block() -> Any:
+    """Return the class of `build_linen_block`, made once, so that blocks of the same sizes are equal."""
     import jax.numpy as jnp
     from flax import linen
 
     class Block(linen.Module):  # type: ignore[misc]
+        num_heads: int
+        d_ff: int
+        causal: bool
+
         @linen.compact  # type: ignore[untyped-decorator]
         def __call__(self, x: Any, mask: Any = None) -> Any:
-            attention = linen.MultiHeadDotProductAttention(config.num_heads, deterministic=True, dtype=x.dtype)
-            if causal:
+            attention = linen.MultiHeadDotProductAttention(self.num_heads, deterministic=True, dtype=x.dtype)
+            if self.causal:
                 past = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))[None, None]
                 mask = past if mask is None else mask & past
             x = x + attention(linen.LayerNorm(dtype=x.dtype)(x), mask=mask)
-            inner = linen.gelu(linen.Dense(config.d_ff, dtype=x.dtype)(linen.LayerNorm(dtype=x.dtype)(x)))
-            return x + linen.Dense(config.d_model, dtype=x.dtype)(inner)
+            inner = linen.gelu(linen.Dense(self.d_ff, dtype=x.dtype)(linen.LayerNorm(dtype=x.dtype)(x)))
+            return x + linen.Dense(x.shape[-1], dtype=x.dtype)(inner)
 
-    block = Block()
-    params = block.init(jax.random.key(0), jnp.zeros((1, 2, config.d_model)))
+    return Block
+
+
+def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
+    """Return a pre-LN block of linen's layers, as flax's own examples write it."""
+    import jax.numpy as jnp
+
+    block = _linen_block()(config.num_heads, config.d_ff, causal)
+    params = _initial(block, jnp.zeros((1, 2, config.d_model)))
     return JaxModule(params, lambda params, x, mask=None: block.apply(params, x, mask))
 
 
 def build_linen_norm(config: Any, name: str) -> nn.Module:
     """Return a norm of linen."""
-    import jax
     import jax.numpy as jnp
     from flax import linen
 
     layer = getattr(linen, name)()
-    params = layer.init(jax.random.key(0), jnp.zeros((1, 2, config.d_model)))
+    params = _initial(layer, jnp.zeros((1, 2, config.d_model)))
     return JaxModule(params, lambda params, x: _typed(layer, x).apply(params, x))
 
 

@@ -6,7 +6,7 @@ So everything that is asked of a torch module is asked of a JAX one: gradients, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,44 @@ class JaxModule(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Call the function; gradients flow to the parameters and to floating point inputs."""
         if self.is_narrow is None and any(p.dtype == torch.float64 for p in self.leaves):
-            self.is_narrow = _narrows(self.function, [*self.leaves, *inputs], len(self.leaves))
-        found: Tensor = _Through.apply(self.function, len(self.leaves), *self.leaves, *inputs)
+            self.is_narrow = _narrows(self.function, [*self.leaves, *inputs])
+        found: Tensor = _Through.apply(self.function, *self.leaves, *inputs)
         return found
+
+
+def jitted(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `jax.jit(function)` that compiles quickly and optimises little.
+
+    XLA compiles anew for every shape. A check asks a tiny model at a hundred shapes, a few times each: there a compiler
+    that optimises takes nearly all of the time, five times as much as one that does not.
+
+    Args:
+        function: of arrays.
+        options: of `jax.jit`.
+    """
+    import jax
+
+    return jax.jit(function, compiler_options=_little_optimisation(), **options)
+
+
+@functools.cache
+def _little_optimisation() -> dict[str, Any] | None:
+    """Return options of XLA's compiler for the CPU; None for other devices and for an XLA that does not know them."""
+    import jax
+
+    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x, compiler_options=options)(0.0)
+    except Exception:  # XLA names its options anew from time to time, and raises its own errors
+        return None
+    return options
 
 
 @dataclass(frozen=True, eq=False)
 class _Function:
-    """What a module computes; copies of the module share it, since it holds no state."""
+    """What a module computes; copies of the module share it, since it holds no state but what was compiled."""
 
     apply: Callable[..., Any]
     structure: Any
@@ -57,67 +87,71 @@ class _Function:
     def __deepcopy__(self, memo: Any) -> _Function:
         return self
 
+    def run(self, *arrays: Any) -> Any:
+        """Call the function on the leaves of its parameters, then the inputs."""
+        import jax
 
-def _narrows(function: _Function, tensors: list[Tensor], count: int) -> bool:
-    """Whether float64 inputs pass through float32 on the way, as in a softmax that is always computed so."""
-    import jax
+        count = self.structure.num_leaves
+        return self.apply(jax.tree_util.tree_unflatten(self.structure, arrays[:count]), *arrays[count:])
 
-    def run(*arrays: Any) -> Any:
-        return function.apply(jax.tree_util.tree_unflatten(function.structure, arrays[:count]), *arrays[count:])
+    def pull_back(self, gradient: Any, *arrays: Any) -> list[Any]:
+        """Return the gradients of the floating point arrays; the forward is computed again."""
+        import jax
+        import jax.numpy as jnp
 
-    with jax.enable_x64(True):
-        return "f32[" in str(jax.make_jaxpr(run)(*[_to_jax(t) for t in tensors]))
+        floating = [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.floating)]
 
-
-@functools.cache
-def _compiled(function: _Function, count: int, floating: tuple[int, ...], pulls: bool) -> Any:
-    """Return a jitted function of all arrays: the output, and what pulls gradients back if asked for."""
-    import jax
-
-    def run(*arrays: Any) -> Any:
         def call(*varied: Any) -> Any:
             given = list(arrays)
             for index, value in zip(floating, varied, strict=True):
                 given[index] = value
-            return function.apply(jax.tree_util.tree_unflatten(function.structure, given[:count]), *given[count:])
+            return self.run(*given)
 
-        varied = [arrays[i] for i in floating]
-        return jax.vjp(call, *varied) if pulls else (call(*varied), None)
+        _, pull = jax.vjp(call, *(arrays[i] for i in floating))
+        found = dict(zip(floating, pull(gradient), strict=True))
+        return [found.get(i) for i in range(len(arrays))]
 
-    return jax.jit(run)
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        """`run`, compiled for each form of its arrays; the same for calls with gradients as without."""
+        return jitted(self.run)
+
+    @functools.cached_property
+    def compiled_pull_back(self) -> Callable[..., Any]:
+        """`pull_back`, compiled when gradients are really asked for: that costs three times a forward."""
+        return jitted(self.pull_back)
 
 
-@functools.cache
-def _pulling_back() -> Any:
+def _narrows(function: _Function, tensors: list[Tensor]) -> bool:
+    """Whether float64 inputs pass through float32 on the way, as in a softmax that is always computed so."""
     import jax
 
-    return jax.jit(lambda pull_back, gradient: pull_back(gradient))
+    with jax.enable_x64(True):
+        return "f32[" in str(jax.make_jaxpr(function.run)(*[_to_jax(t) for t in tensors]))
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: _Function, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, function: _Function, *tensors: Tensor) -> Tensor:
         import jax
 
-        floating = tuple(i for i, t in enumerate(tensors) if t.is_floating_point())
-        wide = any(t.dtype == torch.float64 for t in tensors)
-        pulls = any(t.requires_grad for t in tensors)
-        with jax.enable_x64(wide):
-            run = _compiled(function, count, floating, pulls)
-            output, ctx.pull_back = run(*[_to_jax(t) for t in tensors])
-            ctx.floating, ctx.number, ctx.wide = floating, len(tensors), wide
-            return _to_torch(output).clone()
+        ctx.function = function
+        ctx.save_for_backward(*tensors)
+        with jax.enable_x64(_is_wide(tensors)):
+            return _to_torch(function.compiled(*[_to_jax(t) for t in tensors])).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         import jax
 
-        with jax.enable_x64(ctx.wide):
-            found = _pulling_back()(ctx.pull_back, _to_jax(gradients[0]))
-            given: list[Any] = [None] * ctx.number
-            for index, value in zip(ctx.floating, found, strict=True):
-                given[index] = _to_torch(value).clone()
-        return None, None, *given
+        tensors = ctx.saved_tensors
+        with jax.enable_x64(_is_wide(tensors)):
+            found = ctx.function.compiled_pull_back(_to_jax(gradients[0]), *[_to_jax(t) for t in tensors])
+            return None, *(None if value is None else _to_torch(value).clone() for value in found)
+
+
+def _is_wide(tensors: Iterable[Tensor]) -> bool:
+    return any(t.dtype == torch.float64 for t in tensors)
 
 
 def _to_jax(tensor: Tensor) -> Any:
