@@ -6,17 +6,26 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import nn
-
+from veriformer.properties.adapters.huggingface_building import build, build_vision
+from veriformer.properties.adapters.huggingface_calls import (
+    arguments_of,
+    attention_through,
+    cached,
+    classify,
+    embed,
+    encode_embeddings,
+    forward,
+    forward_causally,
+    forward_pair,
+    generate,
+    transformers,
+)
 from veriformer.properties.adapters.huggingface_facts import (
     ENCODERS,
     NOT_BY_EMBEDDINGS,
@@ -25,8 +34,6 @@ from veriformer.properties.adapters.huggingface_facts import (
     WITHOUT_MASK,
     declared_facts,
 )
-from veriformer.properties.adapters.shared.small_configuration import small_configuration
-from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -44,181 +51,8 @@ _KIND_OF_SUFFIX = (
     ("LMHeadModel", "decoder"),
     ("DoubleHeadsModel", "decoder"),
 )
-LARGEST = 4_000_000
-"""Parameters of the largest model that is built: more means that a size has a name which is not known here."""
 
 _VISION = ("vit", "deit", "beit", "dinov2", "ijepa", "vit_mae", "vit_msn", "clip_vision_model", "siglip_vision_model")
-_implementation: list[str] = []
-
-
-def transformers() -> ModuleType:
-    """Import the library, quietly."""
-    name_operators()
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    return transformers
-
-
-@contextmanager
-def attention_through(implementation: str) -> Iterator[None]:
-    """Let every model that is called inside go through one implementation of attention: eager, sdpa ..."""
-    _implementation.append(implementation)
-    try:
-        yield
-    finally:
-        _implementation.pop()
-
-
-def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
-    """Call an encoder on tokens `[B, T]`; attention_mask `[B, T]` True = may attend."""
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
-
-
-def forward_causally(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
-    """Call a causal model; with a mask positions count real tokens, as `generate` has it."""
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask, counted=True)))
-
-
-def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
-    """Call an encoder-decoder on source `[B, S]` and target `[B, T]`."""
-    given = {"input_ids": source, "decoder_input_ids": target, "use_cache": False}
-    if source_mask is not None:
-        given["attention_mask"] = source_mask.long()
-    if target_mask is not None:
-        given["decoder_attention_mask"] = target_mask.long()
-    return _output(_prepared(model)(**given))
-
-
-def classify(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
-    """Call a classifier; hidden tokens are given as the padding token, by which some find the last one."""
-    padding = getattr(model.config, "pad_token_id", None)
-    if attention_mask is not None and padding is not None:
-        tokens = torch.where(attention_mask, tokens, torch.full_like(tokens, padding))
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
-
-
-def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
-    """Call a model on embeddings `[B, T, D]`."""
-    given: dict[str, Any] = {"inputs_embeds": embeddings}
-    if attention_mask is not None:
-        given["attention_mask"] = attention_mask.long()
-    if "use_cache" in _arguments(model.__class__):
-        given["use_cache"] = False
-    return _output(_prepared(model)(**given))
-
-
-def encode_embeddings(model: Any, x: Any) -> Any:
-    """Call the stack of layers of a vision model on embeddings `[B, T, D]`."""
-    return _output(_prepared(model)(x))
-
-
-def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
-    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through `past_key_values`."""
-    past: Any = None
-    model, start, outputs = _prepared(model), 0, []
-    for number, chunk in enumerate(chunks):
-        if number == 1 and reorder is not None:
-            past.reorder_cache(reorder)
-            attention_mask = _reordered(attention_mask, start, reorder)
-        end = start + chunk.shape[1]
-        mask = None if attention_mask is None else attention_mask[:, :end]
-        given = _given(model, chunk, mask, counted=True, start=start)
-        answer = model(**{**given, "use_cache": True}, past_key_values=past)
-        past = answer.past_key_values
-        outputs.append(_output(answer))
-        start = end
-    return torch.cat(outputs, dim=1)
-
-
-def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
-    """Return tokens `[B, T + steps]`, greedily chosen; no token ends a sequence early."""
-    config = transformers().GenerationConfig(
-        do_sample=False, max_new_tokens=steps, use_cache=use_cache, eos_token_id=None, pad_token_id=0
-    )
-    own, model.generation_config = model.generation_config, config
-    try:
-        return _prepared(model).generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
-    finally:
-        model.generation_config = own
-
-
-def _reordered(mask: Any, past: int, order: Any) -> Any:
-    """Let the mask of the past go along with the samples that the cache goes on with."""
-    return None if mask is None else torch.cat([mask[order, :past], mask[:, past:]], dim=1)
-
-
-def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: int = 0) -> dict[str, Any]:
-    takes = _arguments(model.__class__)
-    given: dict[str, Any] = {"input_ids": tokens}
-    if mask is not None and "attention_mask" in takes:
-        given["attention_mask"] = mask.long()
-    if mask is not None and counted and "position_ids" in takes:
-        given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
-    if "use_cache" in takes:
-        given["use_cache"] = False
-    return given
-
-
-@functools.cache
-def _arguments(model_class: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(model_class.forward).parameters)
-
-
-def _prepared(model: Any) -> Any:
-    """Return the model, going through the implementation of attention that is chosen now."""
-    if not hasattr(model, "set_attn_implementation"):
-        return model
-    released = model.__dict__.setdefault("_released_attention", model.config._attn_implementation)
-    wanted = _implementation[-1] if _implementation else released
-    if model.config._attn_implementation != wanted:
-        model.set_attn_implementation(wanted)
-    return model
-
-
-def _output(answer: Any) -> Any:
-    for name in ("logits", "last_hidden_state"):
-        found = getattr(answer, name, None)
-        if found is not None:
-            return found
-    return answer[0] if isinstance(answer, tuple) else answer
-
-
-def build(model_class: Any, config_class: Any, sizes: Any, **more: Any) -> nn.Module:
-    """Return a model of a class, of small sizes and random weights."""
-    num_labels = {"num_labels": sizes.num_classes} if model_class.__name__.endswith("Classification") else {}
-    config = small_configuration(config_class, sizes, **num_labels, **more)
-    make = getattr(model_class, "from_config", None) or getattr(model_class, "_from_config", model_class)
-    _insist_on_small(make, config)
-    return make(config)
-
-
-def _insist_on_small(make: Callable[[Any], nn.Module], config: Any) -> None:
-    """Count the parameters before any memory is taken.
-
-    Raises:
-        ValueError: there are too many.
-    """
-    with torch.device("meta"):
-        count = sum(p.numel() for p in make(copy.deepcopy(config)).parameters())
-    if count > LARGEST:
-        raise ValueError(f"its smallest configuration known here has {count} parameters, more than {LARGEST}")
-
-
-def _vision_stack(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if type(module).__name__.endswith("Encoder"):
-            first = list(inspect.signature(module.forward).parameters)[:1]
-            if first and first[0] in ("hidden_states", "inputs_embeds"):
-                return module
-    if isinstance(layers := getattr(model, "layers", None), nn.ModuleList):
-        return nn.Sequential(*layers)
-    raise TypeError(f"{type(model).__name__} has no encoder that takes embeddings")
-
-
-def build_vision(model_class: Any, config_class: Any, sizes: Any) -> nn.Module:
-    """Return the stack of layers of a vision model, without its patches."""
-    return _vision_stack(build(model_class, config_class, sizes))
 
 
 class _Types(Mapping[str, Subject]):
@@ -302,11 +136,11 @@ def _kind_of(model_class: type) -> str:
     for suffix, kind in _KIND_OF_SUFFIX:
         if name.endswith(suffix):
             return kind
-    return "encoder_decoder" if "decoder_input_ids" in _arguments(model_class) else "encoder"
+    return "encoder_decoder" if "decoder_input_ids" in arguments_of(model_class) else "encoder"
 
 
 def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **given: Any) -> Subject:
-    takes = _arguments(model_class)
+    takes = arguments_of(model_class)
     calls: dict[str, Callable[..., Any]] = {
         "encoder": forward, "decoder": forward_causally, "encoder_decoder": forward_pair, "classifier": classify,
     }  # fmt: skip
@@ -326,7 +160,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
 
 def _enters_by_embeddings(model_class: Any, kind: str) -> bool:
     """Whether embeddings are another entry to the same model, and not one that is documented to differ."""
-    takes = "inputs_embeds" in _arguments(model_class) and kind in ("encoder", "decoder")
+    takes = "inputs_embeds" in arguments_of(model_class) and kind in ("encoder", "decoder")
     return takes and _family(model_class) not in NOT_BY_EMBEDDINGS
 
 

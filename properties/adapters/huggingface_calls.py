@@ -1,0 +1,150 @@
+"""How models of Hugging Face transformers are called: tokens, embeddings, pairs, with a cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+
+_implementation: list[str] = []
+
+
+def transformers() -> ModuleType:
+    """Import the library, quietly."""
+    name_operators()
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+@contextmanager
+def attention_through(implementation: str) -> Iterator[None]:
+    """Let every model that is called inside go through one implementation of attention: eager, sdpa ..."""
+    _implementation.append(implementation)
+    try:
+        yield
+    finally:
+        _implementation.pop()
+
+
+def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
+    """Call an encoder on tokens `[B, T]`; attention_mask `[B, T]` True = may attend."""
+    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
+
+
+def forward_causally(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
+    """Call a causal model; with a mask positions count real tokens, as `generate` has it."""
+    return _output(_prepared(model)(**_given(model, tokens, attention_mask, counted=True)))
+
+
+def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
+    """Call an encoder-decoder on source `[B, S]` and target `[B, T]`."""
+    given = {"input_ids": source, "decoder_input_ids": target, "use_cache": False}
+    if source_mask is not None:
+        given["attention_mask"] = source_mask.long()
+    if target_mask is not None:
+        given["decoder_attention_mask"] = target_mask.long()
+    return _output(_prepared(model)(**given))
+
+
+def classify(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
+    """Call a classifier; hidden tokens are given as the padding token, by which some find the last one."""
+    padding = getattr(model.config, "pad_token_id", None)
+    if attention_mask is not None and padding is not None:
+        tokens = torch.where(attention_mask, tokens, torch.full_like(tokens, padding))
+    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
+
+
+def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
+    """Call a model on embeddings `[B, T, D]`."""
+    given: dict[str, Any] = {"inputs_embeds": embeddings}
+    if attention_mask is not None:
+        given["attention_mask"] = attention_mask.long()
+    if "use_cache" in arguments_of(model.__class__):
+        given["use_cache"] = False
+    return _output(_prepared(model)(**given))
+
+
+def encode_embeddings(model: Any, x: Any) -> Any:
+    """Call the stack of layers of a vision model on embeddings `[B, T, D]`."""
+    return _output(_prepared(model)(x))
+
+
+def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
+    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through `past_key_values`."""
+    past: Any = None
+    model, start, outputs = _prepared(model), 0, []
+    for number, chunk in enumerate(chunks):
+        if number == 1 and reorder is not None:
+            past.reorder_cache(reorder)
+            attention_mask = _reordered(attention_mask, start, reorder)
+        end = start + chunk.shape[1]
+        mask = None if attention_mask is None else attention_mask[:, :end]
+        given = _given(model, chunk, mask, counted=True, start=start)
+        answer = model(**{**given, "use_cache": True}, past_key_values=past)
+        past = answer.past_key_values
+        outputs.append(_output(answer))
+        start = end
+    return torch.cat(outputs, dim=1)
+
+
+def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
+    """Return tokens `[B, T + steps]`, greedily chosen; no token ends a sequence early."""
+    config = transformers().GenerationConfig(
+        do_sample=False, max_new_tokens=steps, use_cache=use_cache, eos_token_id=None, pad_token_id=0
+    )
+    own, model.generation_config = model.generation_config, config
+    try:
+        return _prepared(model).generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+    finally:
+        model.generation_config = own
+
+
+def _reordered(mask: Any, past: int, order: Any) -> Any:
+    """Let the mask of the past go along with the samples that the cache goes on with."""
+    return None if mask is None else torch.cat([mask[order, :past], mask[:, past:]], dim=1)
+
+
+def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: int = 0) -> dict[str, Any]:
+    takes = arguments_of(model.__class__)
+    given: dict[str, Any] = {"input_ids": tokens}
+    if mask is not None and "attention_mask" in takes:
+        given["attention_mask"] = mask.long()
+    if mask is not None and counted and "position_ids" in takes:
+        given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
+    if "use_cache" in takes:
+        given["use_cache"] = False
+    return given
+
+
+@functools.cache
+def arguments_of(model_class: Any) -> frozenset[str]:
+    """Return the names that the forward of a model class takes."""
+    return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+def _prepared(model: Any) -> Any:
+    """Return the model, going through the implementation of attention that is chosen now."""
+    if not hasattr(model, "set_attn_implementation"):
+        return model
+    released = model.__dict__.setdefault("_released_attention", model.config._attn_implementation)
+    wanted = _implementation[-1] if _implementation else released
+    if model.config._attn_implementation != wanted:
+        model.set_attn_implementation(wanted)
+    return model
+
+
+def _output(answer: Any) -> Any:
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(answer, name, None)
+        if found is not None:
+            return found
+    return answer[0] if isinstance(answer, tuple) else answer
