@@ -60,14 +60,18 @@ def settle(judge: Judge, prop: Property, known: Deviations | None = None) -> Non
     What a property requires is judged first if it was not yet, so that tests may run alone and in any order. A
     deviation that is declared passes as an expected failure; a property that does not apply is skipped with its reason.
     """
-    result = judged_with_requirements(judge, prop, known)
+    conclude(judged_with_requirements(judge, prop, known), prop, judge.subject.name)
+
+
+def conclude(result: Result, prop: Property, subject: str) -> None:
+    """End the running test as the outcome of a property on a subject says."""
     if result.outcome == r.PASS:
         return
     if result.outcome == r.NOT_APPLICABLE:
         pytest.skip(result.reason)
     if result.outcome == r.DEVIATION:
         pytest.xfail(result.reason)
-    pytest.fail(describe(result, prop, judge.subject.name), pytrace=False)
+    pytest.fail(describe(result, prop, subject), pytrace=False)
 
 
 def judged_with_requirements(judge: Judge, prop: Property, known: Deviations | None = None) -> Result:

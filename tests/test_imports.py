@@ -26,6 +26,7 @@ ROOMS = {
         "subject", "adapters", "definitions", "results", "bench", "engine", "probes", "causes", "families", "known",
         "power", "counterexamples", "judging",
     ),
+    "ablations": ("tasks", "trials", "training", "statistics", "measuring", "studies", "execution", "verdicts"),
 }  # fmt: skip
 """The rooms of a package in order: a room imports itself and the rooms before it. What stands in none is a door."""
 

@@ -27,11 +27,22 @@ from veriformer.properties.subject.subject import Subject
 class Judge:
     """Judges one subject, property by property, in an order that the caller chooses."""
 
-    def __init__(self, subject: Subject, settings: Settings, *, is_brief: bool = False) -> None:
-        """Judge `subject`; brief: on its declared facts alone, and a failing case is left as it was found."""
+    def __init__(
+        self, subject: Subject, settings: Settings, *, is_brief: bool = False, twin: Judge | None = None
+    ) -> None:
+        """Prepare to judge.
+
+        Args:
+            subject: nothing of it is called before the first property is judged.
+            settings: of the run.
+            is_brief: judge on the declared facts alone, and leave a failing case as it was found.
+            twin: judge of a subject that differs in its declarations alone, under the same settings: its models, and
+                what was measured on them, serve this one too.
+        """
         self.subject = subject
         self.settings = settings
         self.is_brief = is_brief
+        self._twin = twin
         self._bench: Workbench | None = None
         self._preflight: Preflight | None = None
         self._notes: list[str] = []
@@ -70,6 +81,11 @@ class Judge:
             if self._bench is None or ready.error:
                 return [], ready.error or "it cannot be built"
             return identify(self._bench), ""
+
+    @property
+    def resolved(self) -> Subject:
+        """The subject with the facts that were found out; as it was given until the first property is judged."""
+        return self._bench.subject if self._bench else self.subject
 
     @property
     def known(self) -> dict[str, str]:
@@ -118,7 +134,7 @@ class Judge:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
         if self._preflight is None:
             try:
-                self._bench = Workbench(self.subject, self.settings)
+                self._bench = self._workbench()
                 self._bench.subject = callable_subject(self.subject, self._bench.pool)
                 self._preflight = preflight(self._bench)
                 if not (self._preflight.error or self._preflight.broken or self.is_brief):
@@ -129,6 +145,13 @@ class Judge:
             except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
                 self._preflight = Preflight(error=f"looking at the subject raised {type(problem).__name__}: {problem}")
         return self._preflight
+
+    def _workbench(self) -> Workbench:
+        theirs = self._twin._bench if self._twin else None
+        bench = Workbench(self.subject, self.settings, theirs.pool if theirs else None)
+        if theirs is not None:
+            bench.measured = theirs.measured
+        return bench
 
     def _blocker(self, prop: Property, ready: Preflight) -> str | None:
         if prop.id in ready.broken:

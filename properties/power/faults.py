@@ -12,8 +12,9 @@ from typing import Any
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.isolation import isolated
-from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
+from veriformer.properties.bench.measured import computes_alike, judged_dtypes, tolerance_of
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.rounding import GAP
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.search import Search
 from veriformer.properties.engine.stream import PER_POSITION, SEQUENCES
@@ -125,14 +126,9 @@ def power(bench: Workbench, properties: Sequence[Property]) -> dict[str, Any] | 
         injected = fault.wrap(bench.subject.forward, _share(bench))
         broken = replace(bench.subject, forward=injected.forward, embed=None)
         with isolated(bench.subject.module):
-            noticed = next(
-                (
-                    i
-                    for i in fault.noticed_by
-                    if i in judges and _notices(judges[i], Workbench(broken, quick, bench.pool))
-                ),
-                None,
-            )
+            beside = Workbench(broken, quick, bench.pool)
+            computes_alike(beside, bench)
+            noticed = next((i for i in fault.noticed_by if i in judges and _notices(judges[i], beside)), None)
         if injected.took_hold:
             faults.append({"name": fault.name, "noticed_by": noticed, "matters": fault.matters})
     if not faults:
@@ -142,10 +138,9 @@ def power(bench: Workbench, properties: Sequence[Property]) -> dict[str, Any] | 
 
 
 def _share(bench: Workbench) -> float:
-    coarsest = max(
-        tolerance_of(bench, bench.pool.get(config, dtype)) for config in bench.configs for dtype in judged_dtypes(bench)
-    )
-    return max(SHARE, 3 * coarsest)
+    coarse = [dtype for dtype in judged_dtypes(bench) if 3 * GAP[dtype] > SHARE]  # no other rounds as far as that
+    tolerances = [tolerance_of(bench, bench.pool.get(config, dtype)) for config in bench.configs for dtype in coarse]
+    return max([SHARE, *(3 * tolerance for tolerance in tolerances)])
 
 
 def _notices(prop: Property, bench: Workbench) -> bool:

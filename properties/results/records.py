@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
@@ -243,10 +244,12 @@ def environment() -> dict[str, Any]:
 
 def versions(packages: Iterable[str] = ("veriformer", "torch", "hypothesis", "numpy")) -> dict[str, str]:
     """Return the versions that a result depends on, by name."""
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{name: _release(name) for name in packages}}
+
+
+@functools.cache  # every report of a run asks, and looking a release up reads files
+def _release(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ QUICK = Settings(profile="quick")
 def test_every_canary_is_caught_by_each_of_its_properties(canary: canaries.Canary) -> None:
     broken = canary.broken(shipped("reference")[canary.model])
     assert broken.kind == canary.kind
-    outcomes = {p.id: Judge(broken, QUICK).judge(p).outcome for p in named(canary.noticed_by)}
+    outcomes = {p.id: Judge(broken, QUICK, is_brief=True).judge(p).outcome for p in named(canary.noticed_by)}
     assert set(outcomes.values()) == {FAIL}, outcomes
 
 
@@ -38,7 +39,7 @@ def test_every_kind_has_a_canary() -> None:
 
 
 def test_a_blind_engine_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veriformer.properties.search.Search.run", lambda self: None)
+    monkeypatch.setattr("veriformer.properties.engine.search.Search.run", lambda self: None)
     found = send(["decoder"], select(), QUICK)
     assert found["caught"] == 0
     assert len(found["missed"]) == found["sent"] > 0
@@ -60,6 +61,12 @@ def _faults_put_into(subject: Subject) -> dict[str, Any]:
     return power
 
 
+@functools.cache
+def _faults_put_into_shipped(target: str) -> dict[str, Any]:
+    library, _, name = target.partition(":")
+    return _faults_put_into(shipped(library)[name])
+
+
 @pytest.fixture
 def instance() -> nn.Module:
     return TinyLanguageModel(DrawnConfig()).train()
@@ -79,8 +86,8 @@ def test_injection_never_alters_the_users_object(instance: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("torch:MultiheadAttention", "the scores of attention are not scaled"),
         ("torch:scaled_dot_product_attention", "the scores of attention are not scaled"),
+        ("torch:MultiheadAttention", "the scores of attention are not scaled"),
         ("torch:MultiheadAttention", "scores are divided by sqrt(d_model) in place of sqrt(d_head)"),
         ("torch:TransformerEncoder-causal", "inside attention the mask leaks by one key"),
         ("torch:TransformerEncoder-causal", "inside attention the causal mask is dropped"),
@@ -94,8 +101,7 @@ def test_injection_never_alters_the_users_object(instance: nn.Module) -> None:
     ],
 )
 def test_a_fault_put_into_a_right_subject_is_noticed(name: str, wanted: str) -> None:
-    library, _, part = name.partition(":")
-    power = _faults_put_into(shipped(library)[part])
+    power = _faults_put_into_shipped(name)
     noticed = {f["name"]: f["noticed_by"] for f in power["faults"]}
     assert noticed.get(wanted), noticed
     assert power["missed"] == []

@@ -9,7 +9,7 @@ import pytest
 from record_faults import RECORD, killed
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import catalogue, named
-from veriformer.properties.judging.run import run
+from veriformer.properties.judging.judge import Judge
 from veriformer.tests.mutants import Fault, all_faults
 from veriformer.tests.mutants.documented import NOT_EXPRESSED, documented
 
@@ -23,11 +23,12 @@ MISLED = {
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
 def test_fault_is_noticed(mutant: Fault) -> None:
-    report = run([mutant.subject()], named(mutant.killed_by), Settings(profile="standard", named=mutant.killed_by))
-    unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in report.results if r.outcome != "FAIL"]
+    judge = Judge(mutant.subject(), Settings(profile="standard", named=mutant.killed_by))
+    results = [judge.judge(prop) for prop in named(mutant.killed_by)]
+    unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in results if r.outcome != "FAIL"]
     assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
-    told = [text for r in report.results if (c := r.counterexample) for text in (c.headline, c.cause)]
-    silent = not any(c.cause for r in report.results if (c := r.counterexample))  # the kill matrix scores all failures
+    told = [text for r in results if (c := r.counterexample) for text in (c.headline, c.cause)]
+    silent = not any(c.cause for r in results if (c := r.counterexample))  # the kill matrix scores all failures
     assert silent or mutant.id in MISLED or any(mutant.names(text) for text in told), told
 
 

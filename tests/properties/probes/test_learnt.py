@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from veriformer.properties import Subject, check
-from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.probes.module_parts import layer_lists
 from veriformer.properties.subject.sizes import DrawnConfig
 
@@ -38,15 +36,6 @@ def test_the_place_of_a_norm_is_told_behind_a_norm_of_the_embeddings() -> None:
         )
         (part,) = check(subject, profile="quick", only=["numerics.finite"]).subjects
         assert any(note.startswith(told) for note in part.probed), part.probed
-
-
-def test_frozen_parameters_are_constants_and_others_are_redrawn() -> None:
-    module = nn.Linear(3, 3)
-    module.bias.requires_grad_(False)
-    before = module.bias.clone(), module.weight.clone()
-    redraw_weights(module, 0)
-    assert torch.equal(module.bias, before[0])
-    assert not torch.equal(module.weight, before[1])
 
 
 def test_lists_side_by_side_are_parts_and_one_list_is_the_layers() -> None:
