@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.cli.recorded import how_to_repeat, write_cases
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import Report, Result, SubjectReport
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
-from veriformer.reports.records import write_json, write_text
 from veriformer.reports.terminal import print_failure, print_report
 
 NOTHING_JUDGED = 2
@@ -98,7 +98,7 @@ def check(
     report = run.report
     if not run.interrupted:
         deviations.settle(report, err)
-    folder = _write_counterexamples(report, out, settings)
+    folder = write_cases(report, out, settings)
     record = without_changing(report.to_json()) if stable else report.to_json()
     if out is not None:
         write_all(record, out)
@@ -110,7 +110,8 @@ def check(
         for subject in record["subjects"]:
             for result in subject["results"]:
                 if result["outcome"] == "FAIL" and result["counterexample"]:
-                    print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], str(folder))
+                    repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
+                    print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], **repeated)
     return 130 if run.interrupted else report.exit_status
 
 
@@ -196,27 +197,3 @@ class _Run:
 
         every = list(found.values())
         return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]
-
-
-def _write_counterexamples(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:
-    """Write what `veriformer replay` needs, and the standalone scripts."""
-    folder = (out or Path()) / ".veriformer"
-    for subject in report.subjects:
-        for result in subject.results:
-            case = result.counterexample
-            if case is None:
-                continue
-            write_json(
-                folder / f"{case.id}.json",
-                {
-                    "schema": "veriformer-counterexample/1",
-                    "target": subject.target,
-                    "property": result.id,
-                    "choices": case.choices,
-                    "settings": settings,
-                    "versions": report.versions,
-                },
-            )
-            if case.script:
-                write_text(folder / f"{case.id}.py", case.script)
-    return folder

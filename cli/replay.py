@@ -11,7 +11,7 @@ from rich.console import Console
 
 from veriformer.cli.check import DTYPES
 from veriformer.cli.processes.asking import Pool, RefusedError, warm_up
-from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.cli.recorded import find_case, how_to_repeat, trusted
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.records import RecordError, read_json
 from veriformer.reports.terminal import print_failure
@@ -34,13 +34,13 @@ def replay(case: str, target: str | None) -> int:
     """Judge the recorded CASE again: an id (or its first letters) under .veriformer/, or a file.
 
     A file is data: the choices in it are numbers and words. The subject that it names is code, so a file that does not
-    lie in .veriformer/ may name one of the libraries alone; give --target for your own.
+    lie in .veriformer/ itself may name one of the libraries alone; give --target for your own.
     """
     warm_up()
-    path = _find(case)
+    path = find_case(case)
     try:
         record = _checked(read_json(path), path)
-        record["target"] = target or _trusted(record["target"], path)
+        record["target"] = target or trusted(record["target"], path)
         with Pool(1, record["settings"], 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
             answer = pool.ask("replay", target=record["target"], prop=record["property"], choices=record["choices"])
@@ -49,36 +49,15 @@ def replay(case: str, target: str | None) -> int:
     result = answer["result"]
     console = Console(highlight=False, soft_wrap=True)
     if result["outcome"] == "FAIL":
-        print_failure(console, result, described[result["id"]]["statement"], record["target"], str(path.parent))
+        result["counterexample"]["id"] = path.stem  # its own, whatever the subject is called now
+        statement = described[result["id"]]["statement"]
+        print_failure(console, result, statement, record["target"], **how_to_repeat(path, record["target"]))
         return 1
     console.print(f"{record['property']}: {result['outcome']} {result['reason']}".rstrip(), markup=False)
     if result["outcome"] == "ERROR":
         return 2
     console.print("the recorded case no longer violates the property")
     return 0
-
-
-def _find(case: str) -> Path:
-    path = Path(case)
-    if path.suffix == ".json":
-        if not path.is_file():
-            raise click.UsageError(f"there is no file {case!r}; give the id or the file of a recorded case")
-        return path
-    found = sorted(Path(".veriformer").glob(f"{case}*.json"))
-    if len(found) != 1:
-        known = ", ".join(p.stem for p in sorted(Path(".veriformer").glob("*.json"))) or "none here"
-        problem = "no recorded case begins with" if not found else "several recorded cases begin with"
-        raise click.UsageError(f"{problem} {case!r}; recorded are: {known}")
-    return found[0]
-
-
-def _trusted(target: str, path: Path) -> str:
-    own = Path(".veriformer").resolve() in path.resolve().parents
-    if own or target.partition(":")[0] in LIBRARIES:
-        return target
-    raise RecordError(
-        f"{path} names the subject {target!r}, which would be imported; if that is your code say so: --target {target}"
-    )
 
 
 def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -88,4 +67,6 @@ def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, value in record["settings"].items():
         if name not in _SETTINGS or not _SETTINGS[name](value):
             raise RecordError(f"{path} is no recorded case: its setting {name!r} is {value!r}")
+    if missing := [name for name in _SETTINGS if name not in record["settings"]]:
+        raise RecordError(f"{path} is no recorded case: its setting {missing[0]!r} is missing")
     return record

@@ -22,6 +22,7 @@ def report(file: Path, form: str, out: Path | None) -> int:
     Nothing in the file is executed. Exit status: that of the run that made it.
     """
     from veriformer.cli.ablate import show, status_of
+    from veriformer.cli.recorded import CASES
     from veriformer.properties.results.reading import whole
     from veriformer.reports.ablation import FORMAT, write_report
     from veriformer.reports.records import RecordError, read_json
@@ -31,7 +32,7 @@ def report(file: Path, form: str, out: Path | None) -> int:
         record = read_json(file)
         if str(record.get("schema", "")).startswith("veriformer-report/"):
             insist(record, str(file))
-            return _show_report(whole(record), form, out)
+            return _show_report(whole(record), form, out, file.parent / CASES)
         if record.get("format") != FORMAT:
             raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
         try:
@@ -47,7 +48,8 @@ def report(file: Path, form: str, out: Path | None) -> int:
         raise click.UsageError(f"{problem.filename or out}: {problem.strerror}; name another file or folder") from None
 
 
-def _show_report(record: dict[str, Any], form: str, out: Path | None) -> int:
+def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Path) -> int:
+    from veriformer.cli.recorded import how_to_repeat
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
 
@@ -63,5 +65,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None) -> int:
     for subject in record["subjects"]:
         for result in subject["results"]:
             if result["outcome"] == "FAIL" and result.get("counterexample"):
-                print_failure(console, result, "", subject["name"], ".veriformer")
+                case = cases / f"{result['counterexample']['id']}.json"
+                repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
+                print_failure(console, result, "", subject["name"], **repeated)
     return report_of(record).exit_status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -132,14 +133,12 @@ def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list
     from veriformer.cli.processes.sweeping import names_of
     from veriformer.properties.adapters.libraries import LIBRARIES
 
-    for word in libraries:
-        if word.partition(":")[0] not in LIBRARIES:
-            raise click.UsageError(f"there is no library {word!r}; the libraries are: {', '.join(LIBRARIES)}")
-    wanted = [w for w in libraries if ":" not in w] if libraries else list(LIBRARIES)
-    single = [w for w in libraries if ":" in w]
+    named = {word: _library_of(word) for word in libraries}
+    wanted = [w for w in libraries if w in LIBRARIES] if libraries else list(LIBRARIES)
+    single = [w for w in libraries if w not in LIBRARIES]
     found: dict[str, list[str]] = {}
     versions: dict[str, str] = {}
-    asked = dict.fromkeys([*wanted, *(w.partition(":")[0] for w in single)])
+    asked = dict.fromkeys([*wanted, *(named[w] for w in single)])
     for library, answer, told in way.run({w: (names_of, (w,)) for w in asked}, err):
         why = told or (answer or {}).get("error", "")
         if why and library in libraries:
@@ -151,3 +150,15 @@ def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list
         versions |= (answer or {})["versions"]
     targets = [t for library in wanted for t in found.get(library, ())]
     return list(dict.fromkeys([*targets, *single])), versions
+
+
+def _library_of(word: str) -> str:
+    """Return the library that a word of the command line names, whole or one subject of it."""
+    from veriformer.properties.adapters.libraries import LIBRARIES
+    from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
+
+    with contextlib.suppress(TargetError):
+        target = Target.parse(word)
+        if target.kind == LIBRARY:
+            return target.place
+    raise click.UsageError(f"there is no library {word!r}; the libraries are: {', '.join(LIBRARIES)}")

@@ -27,10 +27,11 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _items(session: pytest.Session, target: str, profile: str) -> Iterator[pytest.Item]:
+    from veriformer.properties.adapters.target import TargetError
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.catalogue import select
     from veriformer.properties.judging.judge import Judge
-    from veriformer.properties.targets import TargetError, load
+    from veriformer.properties.targets import load
 
     try:
         subjects, settings = load(target), Settings(profile=profile)

@@ -13,22 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 
 if TYPE_CHECKING:
     from veriformer.properties.subject.subject import Subject
-
-
-class TargetError(Exception):
-    """A target that gives no subject; says which and why in one sentence.
-
-    Attributes:
-        is_usage: whether the word itself is wrong (no such file, attribute or name), rather than what it leads to.
-    """
-
-    def __init__(self, why: str, *, is_usage: bool = False) -> None:
-        super().__init__(why)
-        self.is_usage = is_usage
 
 
 def load(target: str) -> list[Subject]:
@@ -37,26 +25,34 @@ def load(target: str) -> list[Subject]:
     Args:
         target: `reference` or `torch` for all shipped subjects of that library, `reference:decoder-rotary` for one,
             `package.module:attribute` or `path/file.py:attribute` for anybody's: a Subject, a factory of one or of
-            several, a module class, or an instance.
+            several (`attribute[2]` for one of them), a module class, or an instance.
 
     Raises:
         TargetError: it names nothing that can be checked.
     """
-    place, colon, attribute = target.rpartition(":")
-    group = place if colon else attribute
-    if group in LIBRARIES:
-        return _shipped(group, attribute if colon else "")
-    if not colon:
+    word = Target.parse(target)
+    if word.kind == LIBRARY:
+        return _shipped(word.place, word.attribute)
+    module = _load_file(word.place) if word.kind == FILE else _import(word.place)
+    all_of_it = replace(word, index=None)
+    found = _made(_attribute(module, word.attribute, word.place), str(all_of_it))
+    found = [replace(s, name=word.attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
+    if len(found) > 1:
+        found = [replace(s, target=str(replace(word, index=i))) for i, s in enumerate(found)]
+    else:
+        found = [replace(s, target=str(all_of_it)) for s in found]
+    return found if word.index is None else [_one_of(found, word)]
+
+
+def _one_of(found: list[Subject], word: Target) -> Subject:
+    assert word.index is not None
+    if word.index >= len(found):
         raise TargetError(
-            f"{target!r} is no target; give package.module:attribute, path/file.py:attribute, "
-            f"or one of {', '.join(LIBRARIES)}",
+            f"{replace(word, index=None)} gives {len(found)} subject{'s' * (len(found) != 1)}; there is no "
+            f"[{word.index}]: they are counted from 0",
             is_usage=True,
         )
-    module = _load_file(place) if place.endswith(".py") else _import(place)
-    thing = _attribute(module, attribute, place)
-    found = _made(thing, target)
-    found = [replace(s, name=attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
-    return [replace(s, target=target if len(found) == 1 else f"{target}[{i}]") for i, s in enumerate(found)]
+    return found[word.index]
 
 
 def _shipped(group: str, name: str) -> list[Subject]:

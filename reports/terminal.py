@@ -18,6 +18,8 @@ _STYLE = {
 }  # fmt: skip
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
 
+NO_SCRIPT = "none: what fails here cannot be told by torch and your code alone; the command above shows it again"
+
 
 def summary(subject: Mapping[str, Any], catalogue: int) -> str:
     """Return `23 pass, 1 fail of 24 applicable (31 in the catalogue)`.
@@ -119,7 +121,9 @@ def _print_result(console: Console, result: Mapping[str, Any], statements: Mappi
     console.print(line.append(f": {reason}", style="dim" if result["outcome"] in ("PASS", "NOT_APPLICABLE") else ""))
 
 
-def print_failure(console: Console, result: Mapping[str, Any], statement: str, subject: str, folder: str) -> None:
+def print_failure(
+    console: Console, result: Mapping[str, Any], statement: str, subject: str, *, again: str, script: str
+) -> None:
     """Print one violation: claim, smallest case, numbers, influence map, likely cause, how to see it again.
 
     Args:
@@ -127,7 +131,8 @@ def print_failure(console: Console, result: Mapping[str, Any], statement: str, s
         result: with its counterexample.
         statement: of the property.
         subject: name of the subject.
-        folder: where the recorded cases lie.
+        again: the command that judges the case again; "" where it was not written down.
+        script: the command that runs the standalone script; "" without one.
     """
     case = result["counterexample"]
     console.print()
@@ -145,15 +150,23 @@ def print_failure(console: Console, result: Mapping[str, Any], statement: str, s
         _print_influence(console, case["influence"])
     if case["cause"]:
         _print_field(console, "likely", case["cause"], "bold yellow")
-    _print_field(console, "again", f"veriformer replay {case['id']}")
-    if case["script"]:
-        _print_field(console, "script", f"python {folder}/{case['id']}.py")
+    if again:
+        _print_command(console, "again", again)
+        if script:
+            _print_command(console, "script", script)
+        else:
+            _print_field(console, "script", NO_SCRIPT)
 
 
 def _print_field(console: Console, name: str, value: str, style: str = "") -> None:
     lines = textwrap.wrap(value, max(40, console.width - 12), break_long_words=False, break_on_hyphens=False)
     for number, line in enumerate(lines):
         console.print(Text(f"  {name if number == 0 else '':9s} ", style="dim").append(line, style=style))
+
+
+def _print_command(console: Console, name: str, command: str) -> None:
+    """Print a command in one line, however long, so that it can be copied."""
+    console.print(Text(f"  {name:9s} ", style="dim").append(command), soft_wrap=True)
 
 
 def _case(case: Mapping[str, Any]) -> str:

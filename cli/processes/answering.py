@@ -13,14 +13,14 @@ import torch
 from veriformer.cli.processes.limits import limit_memory
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.adapters.recognising import shipped
+from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import plain
-from veriformer.properties.subject.subject import Subject
-from veriformer.properties.targets import TargetError, load
+from veriformer.properties.targets import load
 
 Message = tuple[str, dict[str, Any]]
 
@@ -120,20 +120,15 @@ class Answers:
 
     def _judge(self, target: str) -> Judge:
         if target not in self._judges:
-            self._judges = {target: Judge(_one(target), self.settings)}  # one at a time: models take memory
+            self._judges = {target: Judge(load(target)[0], self.settings)}  # one at a time: models take memory
         return self._judges[target]
 
 
 def _releases(targets: Sequence[str]) -> dict[str, str]:
     """Return the releases of the libraries that targets name."""
-    groups = [LIBRARIES[t.partition(":")[0]] for t in targets if t.partition(":")[0] in LIBRARIES]
+    named = [Target.parse(word) for word in targets]
+    groups = [LIBRARIES[target.place] for target in named if target.kind == LIBRARY]
     return {name: release for library in groups for name, release in library.versions().items()}
-
-
-def _one(target: str) -> Subject:
-    base, bracket, index = target.partition("[")
-    subjects = load(base)
-    return subjects[int(index.rstrip("]"))] if bracket else subjects[0]
 
 
 def _described(prop: Property) -> dict[str, Any]:

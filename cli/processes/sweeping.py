@@ -23,11 +23,12 @@ def judge_target(target: str, level: str, profile: str, seed: int, memory_gib: f
     import torch
 
     from veriformer.cli.processes.limits import limit_memory
+    from veriformer.properties.adapters.target import TargetError
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.catalogue import select
     from veriformer.properties.judging.run import judge_subject
     from veriformer.properties.results.records import ERROR, NOT_APPLICABLE, plain
-    from veriformer.properties.targets import TargetError, load
+    from veriformer.properties.targets import load
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

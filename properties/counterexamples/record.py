@@ -25,7 +25,8 @@ _PARTS = (
 
 def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
     """Describe a violation: asks its follow-up questions, and runs the case once more to record the script."""
-    text = json.dumps([prop.id, case.choices], sort_keys=True)
+    subject = case.bench.subject
+    text = json.dumps([subject.kind, subject.target or subject.name, prop.id, case.choices], sort_keys=True)
     influence = _asked(problem.influence)
     found = Counterexample(
         id=hashlib.sha256(text.encode()).hexdigest()[:8],

@@ -31,7 +31,7 @@ class Counterexample:
     """The smallest failing case.
 
     Attributes:
-        id: short name, made from the property and the choices.
+        id: short name, made from the subject, the property and the choices.
         choices: label to drawn value; all that a replay needs.
         sizes: sizes of the model, in words.
         headline: one sentence.

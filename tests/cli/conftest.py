@@ -45,6 +45,7 @@ def gpt(diagonal):
 
 
 right, leaky = gpt(1), gpt(2)
+twins = [gpt(2), gpt(2)]
 uncallable = Subject(kind="layer", build=lambda c: object())
 unbuildable = Subject(kind="layer", build=lambda c: 1 / 0)
 nan = Subject(kind="layer", forward=lambda m, x: x * float("nan"))

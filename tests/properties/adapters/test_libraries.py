@@ -8,9 +8,10 @@ from veriformer.properties import check
 from veriformer.properties.adapters.libraries import LIBRARIES, Library
 from veriformer.properties.adapters.recognising import as_subject, shipped
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
+from veriformer.properties.adapters.target import TargetError
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.known.deviations import read_deviations
-from veriformer.properties.targets import TargetError, load
+from veriformer.properties.targets import load
 
 name_operators()  # transformers imports torchvision, whose compiled part does not load beside a CPU build of torch
 

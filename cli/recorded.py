@@ -1,0 +1,122 @@
+"""Recorded cases on disk: where they lie, which of them may name code, and the commands that show them again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
+from veriformer.properties.results.records import Report
+from veriformer.reports.records import RecordError, write_json, write_text
+
+CASES = Path(".veriformer")
+
+
+def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:
+    """Write what `veriformer replay` needs, and the standalone scripts.
+
+    Args:
+        report: with its counterexamples.
+        out: the folder of the report, or None.
+        settings: of the run.
+
+    Returns:
+        The folder of the cases.
+    """
+    folder = (out or Path()) / CASES
+    for subject in report.subjects:
+        for result in subject.results:
+            case = result.counterexample
+            if case is None:
+                continue
+            write_json(
+                folder / f"{case.id}.json",
+                {
+                    "schema": "veriformer-counterexample/1",
+                    "target": subject.target,
+                    "property": result.id,
+                    "choices": case.choices,
+                    "settings": settings,
+                    "versions": report.versions,
+                },
+            )
+            script = folder / f"{case.id}.py"
+            if case.script:
+                write_text(script, case.script)
+            else:
+                script.unlink(missing_ok=True)  # of an earlier version, which is not about this case any more
+    return folder
+
+
+def how_to_repeat(path: Path, target: str) -> dict[str, str]:
+    """Return the commands that show a recorded case again.
+
+    Args:
+        path: of the recorded case.
+        target: of its subject.
+
+    Returns:
+        `again`, as this command understands it from the folder that one stands in, and `script`, or "" without one.
+    """
+    words = ["veriformer", "replay", path.stem]
+    if not _is_own(path):
+        words[2:] = [str(path)] if _is_of_a_library(target) else [str(path), "--target", target]
+    script = path.with_suffix(".py")
+    return {"again": shlex.join(words), "script": shlex.join(["python", str(script)]) if script.is_file() else ""}
+
+
+def find_case(case: str) -> Path:
+    """Return the file of a recorded case.
+
+    Args:
+        case: its id or the first letters of it, of the cases of this folder; or a file.
+
+    Raises:
+        UsageError: there is no such case, or more than one.
+    """
+    path = Path(case)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise click.UsageError(f"there is no file {case!r}; give the id or the file of a recorded case")
+        return path
+    found = sorted(CASES.glob(f"{case}*.json")) if re.fullmatch("[0-9a-f]+", case) else []
+    if len(found) != 1:
+        known = ", ".join(p.stem for p in sorted(CASES.glob("*.json"))) or "none here"
+        problem = "no recorded case begins with" if not found else "several recorded cases begin with"
+        raise click.UsageError(
+            f"{problem} {case!r}; recorded are: {known}. Cases of a run with --out DIR lie in DIR/.veriformer: "
+            "give the file"
+        )
+    return found[0]
+
+
+def trusted(target: str, path: Path) -> str:
+    """Return the target that a recorded case names, if that may be loaded without being asked for.
+
+    A case that `veriformer check` wrote in this folder may name the user's own code. Any other is data from anywhere,
+    which may name a subject of a library, and never code.
+
+    Raises:
+        RecordError: it names code.
+    """
+    if _is_own(path) or _is_of_a_library(target):
+        return target
+    raise RecordError(
+        f"{path} names the subject {target!r}, which would be imported; if that is your code say so: --target {target}"
+    )
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a case lies where `veriformer check` writes those of this folder, and not behind a link there."""
+    return path.resolve().parent == CASES.resolve()
+
+
+def _is_of_a_library(target: str) -> bool:
+    try:
+        return Target.parse(target).kind == LIBRARY
+    except TargetError:
+        return False

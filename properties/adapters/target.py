@@ -1,0 +1,72 @@
+"""A target taken apart: which library, module or file it names, what in it, and which of several subjects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from veriformer.properties.adapters.libraries import LIBRARIES
+
+LIBRARY, MODULE, FILE = "library", "module", "file"
+_ONE_OF_SEVERAL = re.compile(r"(?P<attribute>.*)\[(?P<index>\d+)\]", re.DOTALL)
+
+
+class TargetError(Exception):
+    """A target that gives no subject; says which and why in one sentence.
+
+    Attributes:
+        is_usage: whether the word itself is wrong (no such file, attribute or name), rather than what it leads to.
+    """
+
+    def __init__(self, why: str, *, is_usage: bool = False) -> None:
+        super().__init__(why)
+        self.is_usage = is_usage
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a word names. Whoever looks into a target asks this, so that what is trusted is what is loaded.
+
+    Attributes:
+        kind: "library", "module" or "file".
+        place: name of the library or module, or path of the file.
+        attribute: what in it; for a library the name of one subject, or "" for all.
+        index: which of the subjects that the attribute gives, or None for all.
+    """
+
+    kind: str
+    place: str
+    attribute: str
+    index: int | None = None
+
+    @classmethod
+    def parse(cls, word: str) -> Target:
+        """Take a word apart.
+
+        >>> Target.parse("models.py:several[2]")
+        Target(kind='file', place='models.py', attribute='several', index=2)
+        >>> Target.parse("torch:/../x.py:mine")  # a name that torch does not have, and no file
+        Target(kind='library', place='torch', attribute='/../x.py:mine', index=None)
+
+        Raises:
+            TargetError: it is neither a library nor has it a colon.
+        """
+        library, _, name = word.partition(":")
+        if library in LIBRARIES:
+            return cls(LIBRARY, library, name)
+        place, colon, attribute = word.rpartition(":")
+        if not colon:
+            raise TargetError(
+                f"{word!r} is no target; give package.module:attribute, path/file.py:attribute, "
+                f"or one of {', '.join(LIBRARIES)}",
+                is_usage=True,
+            )
+        index = None
+        if one := _ONE_OF_SEVERAL.fullmatch(attribute):
+            attribute, index = one["attribute"], int(one["index"])
+        return cls(FILE if place.endswith(".py") else MODULE, place, attribute, index)
+
+    def __str__(self) -> str:
+        """Give the word back."""
+        word = f"{self.place}:{self.attribute}" if self.attribute or self.kind != LIBRARY else self.place
+        return word if self.index is None else f"{word}[{self.index}]"
