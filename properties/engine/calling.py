@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,18 @@ from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, paths_of, walking
+
+
+class Caller:
+    """The subject's forward on one model, handed to a step that calls it."""
+
+    def __init__(self, case: Calling, built: Built) -> None:
+        self.case = case
+        self.built = built
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.case.call(self.built, *args, **kwargs)
 
 
 class Calling(Drawing):
@@ -41,9 +55,23 @@ class Calling(Drawing):
         chosen = dtype or self.dtype()
         maker = self.bench.pool.fresh if fresh else self.bench.pool.get
         self._built = maker(config, chosen, raw=raw)
-        if self.bench.recorder:
-            self.bench.recorder.know_model(self._built)
         return self._built
+
+    def copy_of(self, built: Built) -> Built:
+        """Return a model of its own with the same weights."""
+        twin = copy.deepcopy(built.module)
+        if self.bench.recorder:
+            self.bench.recorder.copied(built.module, twin)
+        return replace(built, module=twin)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return `function(*args)`: a step that is more than an operation of torch, which a script takes over whole.
+
+        Args:
+            function: of a module; what it uses is torch, Python and other functions of modules.
+            args: tensors, plain values, models, and `Caller`s for what it calls.
+        """
+        return self.bench.recorder.apply(function, args) if self.bench.recorder else function(*args)
 
     def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
         """Call the subject's forward on a path; None-valued keywords are not passed.

@@ -167,28 +167,50 @@ class Case(Calling):
 
     def require(
         self,
-        holds: bool,
+        holds: bool | Tensor,
         what: str,
         *,
         got: str = "",
         expected: str = "",
-        error: float = math.nan,
+        error: float | Tensor = math.nan,
         tolerance: float = 0.0,
         cause: Cause | None = None,
         influence: Callable[[], InfluenceMap | None] | None = None,
     ) -> None:
-        """Require a condition; `got` and `expected` say in words what it was about."""
-        self._on_record("require", None)
-        if not holds:
+        """Require a condition; `got` and `expected` say in words what it was about.
+
+        Args:
+            holds: as a tensor of what the subject gave, so that a script can ask it too; a `bool` is known here alone.
+            what: the sentence that a failure opens with.
+            got: in words.
+            expected: in words.
+            error: measured.
+            tolerance: in the same unit.
+            cause: gives the likely cause, measured.
+            influence: gives an influence map.
+
+        Raises:
+            Violation: it does not hold.
+        """
+        self._on_record("require", holds if isinstance(holds, Tensor) else None)
+        if not bool(holds):
             raise Violation(
                 headline=what,
                 got=got,
                 expected=expected,
-                error=error,
+                error=float(error),
                 tolerance=tolerance,
                 path=self.path,
                 cause=cause,
                 influence=influence,
+            )
+
+    def equal(self, got: Any, expected: Any, what: str, *, cause: Cause | None = None) -> None:
+        """Require equality of what is no tensor: a text, a list of tokens."""
+        self._on_record("equal", got, expected)
+        if got != expected:
+            raise Violation(
+                headline=what, got=repr(got)[:120], expected=repr(expected)[:120], path=self.path, cause=cause
             )
 
     def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:

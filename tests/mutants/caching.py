@@ -13,6 +13,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.model import build
 from veriformer.reference.position_bias import NoBias
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put, put_class
 from veriformer.tests.mutants.parts import sized
 
 
@@ -28,6 +29,8 @@ class Turned(nn.Module):
 
 
 def turned(change: Callable[[Tensor, int], Tensor], from_layer: int = 0) -> Subject:
+    change = put(change, instead_of=lambda positions, new: positions)
+
     def make(config: DrawnConfig) -> nn.Module:
         model = build(sized(config, architecture="decoder", positions="rotary"))
         for layer in model.get_submodule("stack.layers").children() if from_layer == 0 else _later(model, from_layer):
@@ -124,7 +127,7 @@ def without_bias() -> Subject:
             attention.position_bias = bias  # type: ignore[union-attr,assignment]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="t5")), run, "t5")
+    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="t5")), put(run, instead_of=_cached), "t5")
 
 
 @fault(
@@ -147,7 +150,7 @@ def rebound() -> Subject:
             cache = own
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), run, "rotary")
+    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), put(run, instead_of=_cached), "rotary")
 
 
 @fault(
@@ -162,7 +165,7 @@ def never_used() -> Subject:
             seen += chunk.shape[1]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), run, "rotary")
+    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), put(run, instead_of=_cached), "rotary")
 
 
 class Windowed(nn.Module):
@@ -207,7 +210,7 @@ class Windowed(nn.Module):
 def windowed(cls: type[Windowed]) -> Subject:
     return Subject(
         kind="decoder",
-        build=cls,
+        build=put_class(cls),
         forward=lambda m, tokens: m(tokens),
         cache=lambda m, chunks: m.decode(chunks),
         declares={"positions": "other", "causal": True, "window": Windowed.WINDOW},
