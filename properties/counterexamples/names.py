@@ -12,7 +12,12 @@ from veriformer.properties.counterexamples.program import Line, Program, Unwrita
 
 _SMALL = 200  # numbers that a reader may still want to see; a larger input is drawn again by the script
 _LARGEST = 20_000  # numbers that a script may hold where it cannot draw them again
-_UNTRACKED = (bool, int, type(None), torch.dtype, torch.device, slice, range)
+_SHARED = (bool, int, type(None), torch.dtype, torch.device, slice, range)
+"""Types of which equal values are one object, wherever they come from."""
+
+
+class Count(int):
+    """A whole number of its own, that can be told from equal ones."""
 
 
 class Names:
@@ -53,8 +58,8 @@ class Names:
 
     def bind_all(self, value: Any, expression: str, *, given: bool = False) -> None:
         """Bind a value and what lies in it, as far as lists, tuples and dicts reach."""
-        if isinstance(value, _UNTRACKED) or (isinstance(value, str) and len(value) < 2):
-            return  # equal ones are one object, wherever they come from
+        if _is_shared(value):
+            return
         self.bind(value, expression, given=given)
         pairs: Any = ()
         if isinstance(value, dict):
@@ -86,6 +91,10 @@ class Names:
         """Whether a value has a name and does not depend on the subject."""
         return id(value) in self._given
 
+    def variable(self, value: Any) -> str:
+        """Return the variable that a named value is reached from."""
+        return _root(self._names[id(value)])
+
     def sharing(self, value: Tensor) -> set[str]:
         """Return the names of everything that changes when a tensor is changed in place."""
         own = {_root(self._names[id(value)])} if id(value) in self._names else set()
@@ -105,7 +114,7 @@ class Names:
             return self._tensor(value, drawn)
         if isinstance(value, torch.Generator):
             return self._generator(value)
-        if id(value) in self._names and not isinstance(value, _UNTRACKED):
+        if id(value) in self._names and not _is_shared(value):
             return self._names[id(value)]
         if isinstance(value, list | tuple):
             return self._several(value, drawn)
@@ -188,6 +197,12 @@ class Names:
         return f"({inner}{',' if len(values) == 1 else ''})"
 
 
+def _is_shared(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) < 2
+    return isinstance(value, _SHARED) and not isinstance(value, Count)
+
+
 def _storage(value: Tensor) -> int:
     try:
         return value.untyped_storage().data_ptr()
@@ -198,4 +213,3 @@ def _storage(value: Tensor) -> int:
 def _root(expression: str) -> str:
     """Return the variable that an expression starts with."""
     return next(iter(expression.replace(".", "[").split("[")))
-

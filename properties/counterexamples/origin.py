@@ -118,13 +118,16 @@ def _found(subject: Subject) -> tuple[types.ModuleType | None, Target | None]:
         if module is None or module.__name__.startswith("veriformer.properties"):
             continue
         for name, value in vars(module).items():
-            same = (value.kind, value.build, value.module) == (subject.kind, subject.build, subject.module) if isinstance(
-                value, Subject) else False  # fmt: skip
-            if same and (value.forward is subject.forward or value.forward is None):
-                return module, Target("module", module.__name__, name)
-            if isinstance(value, nn.Module) and value is subject.module:
+            if _is_the_same(value, subject) or (value is subject.module and isinstance(value, nn.Module)):
                 return module, Target("module", module.__name__, name)
     return None, None
+
+
+def _is_the_same(value: object, subject: Subject) -> bool:
+    if not isinstance(value, Subject) or value.kind != subject.kind:
+        return False
+    forward_is_same = value.forward is subject.forward or value.forward is None
+    return forward_is_same and value.build is subject.build and value.module is subject.module
 
 
 def _importing(module: types.ModuleType) -> str:

@@ -79,7 +79,7 @@ class Program:
         Args:
             every_call: keep all calls of the subject, for one that may carry something on from call to call.
         """
-        if self.judged is None:
+        if self.judged is None or not self.judged.got:
             return None
         wanted = set(words_in(f"{self.judged.got} {self.judged.expected} {self.judged.unit}"))
         kept: list[Line] = []

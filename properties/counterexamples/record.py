@@ -18,6 +18,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.results.records import Counterexample
 
+
 def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
     """Describe a violation: asks its follow-up questions, and runs the case once more to record the script."""
     subject = case.bench.subject

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.counterexamples.literals import literal
-from veriformer.properties.counterexamples.names import Names
+from veriformer.properties.counterexamples.names import Count, Names
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Line, Program, UnwritableError
 from veriformer.properties.counterexamples.writing import written
 from veriformer.properties.engine.calling import Caller
@@ -75,7 +75,9 @@ class Recorder(TorchFunctionMode):
         if self._names.knows(module) and not self._is_muted:
             self._name_model(twin, f"copy.deepcopy({self._names.expression(module)})")
 
-    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
         """Return `run()`, a call of the subject with these arguments, and write it down."""
         with self._aside():
             before = torch.get_rng_state()
@@ -86,7 +88,6 @@ class Recorder(TorchFunctionMode):
             except UnwritableError:
                 text = None
             output = run()
-            around, self.path = self.path, DEFAULT
             if text is None:
                 return output
             draws = not torch.equal(before, torch.get_rng_state())
@@ -103,6 +104,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(output, nn.Module):
                 self._names.bind_module(output, name)
             self._names.bind_all(output, name)
+            self.path = DEFAULT
             return output
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -119,10 +121,11 @@ class Recorder(TorchFunctionMode):
                 self._is_muted = muted
             if given is None:
                 return output
+            output = Count(output) if type(output) is int else output
             self.program.pasted[function.__name__] = function
             name = self._names.fresh("t" if isinstance(output, Tensor) else "parts")
             asks = any(isinstance(a, Caller) for a in args)
-            changed = self._models if any(isinstance(a, nn.Module) for a in args) else {}
+            changed = {self._names.variable(a) for a in args if isinstance(a, nn.Module)}
             text = f"{name} = {function.__name__}({given})"
             self.program.lines.append(Line.of(text, [name, *changed], is_call=asks))
             self._names.bind_all(output, name)
@@ -224,8 +227,9 @@ class Recorder(TorchFunctionMode):
 
     def _expression(self, value: Any, *, drawn: bool = False) -> str:
         if isinstance(value, Caller):
-            model = self._names.expression(value.built.module)
-            return f"lambda *args, **kwargs: forward({model}, *args, **kwargs)"
+            self.program.parts["forward"] = None
+            given = ", ".join(self._names.expression(v) for v in (value.built.module, *value.args))
+            return f"lambda: forward({given})" if value.args else f"lambda *args: forward({given}, *args)"
         if id(value) in self._parts:
             part = self._parts[id(value)]
             self.program.parts[part] = None

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import types
+import sys
 from typing import Any
-
-import torch
 
 from veriformer.properties.bench import redraw
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, guarded
@@ -73,6 +71,10 @@ def script(prop: Property, bench: Workbench, found: Counterexample, program: Pro
             parts = _Parts(bench, program, every_call=every_call)
             if parts.shows_it():
                 return parts.whole(prop, found)
+    with contextlib.suppress(UnwritableError):  # the subject at hand may not be what it was at first: fetched anew
+        text = _Parts(bench, program, every_call=True).whole(prop, found)
+        if _ends_in_violation(text, {}, bench):
+            return text
     return ""
 
 
@@ -101,13 +103,7 @@ class _Parts:
         """Whether the program, run on the subject at hand, finds it violated."""
         at_hand = {name: getattr(self.subject, name) for name in self.used}
         text = self._assembled([], [*self.sources.chunks, *self.shared, self.body])
-        try:
-            guarded(_run, (text, at_hand), {}, 2 * self.bench.settings.call_seconds)
-        except SubjectError as problem:
-            return isinstance(problem.__cause__, _Exit) and problem.__cause__.status == 1
-        except SubjectTimeoutError:
-            return False
-        return False
+        return _ends_in_violation(text, at_hand, self.bench)
 
     def whole(self, prop: Property, found: Counterexample) -> str:
         """Return the script."""
@@ -130,7 +126,7 @@ class _Parts:
         return "\n\n".join([*head, "from __future__ import annotations", "\n".join(ours), text]) + "\n"
 
 
-class _Exit(Exception):
+class _EndError(Exception):
     """A script ended by itself."""
 
     def __init__(self, status: int) -> None:
@@ -138,14 +134,27 @@ class _Exit(Exception):
         self.status = status
 
 
-def _run(text: str, given: dict[str, Any]) -> None:
-    module = types.ModuleType("script")
-    vars(module).update(given)
+def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bool:
+    """Run a script here, with what stands there already, and tell whether it decides that the property is violated."""
+    path, modules = sys.path[:], dict(sys.modules)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(text, "<script>", "exec"), vars(module))
-    except SystemExit as end:
-        raise _Exit(int(end.code or 0)) from end
+        guarded(_run, (text, given), {}, 2 * bench.settings.call_seconds)
+    except SubjectError as problem:
+        return isinstance(problem.__cause__, _EndError) and problem.__cause__.status == 1
+    except SubjectTimeoutError:
+        return False
+    finally:
+        sys.path[:] = path
+        sys.modules.update(modules)
+    return False
+
+
+def _run(text: str, given: dict[str, Any]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            exec(compile(text, "<script>", "exec"), {"__name__": "__main__", **given})
+        except SystemExit as end:
+            raise _EndError(int(end.code or 0)) from end
 
 
 def _verdict(judged: Judged) -> str:

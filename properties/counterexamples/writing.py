@@ -53,12 +53,12 @@ def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], express
     if operation is not None:
         return operation
     given = shown + [f"{k}={express(v)}" for k, v in kwargs.items() if not _is_default(func, k, v)]
-    if getattr(torch.Tensor, name, None) is func:
-        return f"{given[0]}.{name}({', '.join(given[1:])})"
     public = _public_names().get(func)
-    if public is None:
-        raise UnwritableError(f"the function {name or func!r}")
-    return f"{public}({', '.join(given)})"
+    if public is not None:
+        return f"{public}({', '.join(given)})"
+    if given and hasattr(torch.Tensor, name):  # operators come as wrappers of the method of this name
+        return f"{given[0]}.{name}({', '.join(given[1:])})"
+    raise UnwritableError(f"the function {name or func!r}")
 
 
 def _operation(name: str, shown: list[str]) -> str | None:

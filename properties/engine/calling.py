@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import is_deterministic_in_training
@@ -22,15 +22,31 @@ from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_M
 
 
 class Caller:
-    """The subject's forward on one model, handed to a step that calls it."""
+    """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has."""
 
-    def __init__(self, case: Calling, built: Built) -> None:
+    def __init__(self, case: Calling, built: Built, args: tuple[Any, ...], path: Path) -> None:
         self.case = case
         self.built = built
+        self.args = args
+        self.path = path
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Call it."""
-        return self.case.call(self.built, *args, **kwargs)
+        return self.case.call(self.built, *self.args, *args, path=self.path)
+
+
+def refuses(run: Callable[[], object]) -> Tensor:
+    """Return whether a call raises an error, as it is to do: a step for `Calling.apply`."""
+    try:
+        run()
+    except Exception:
+        return torch.tensor(True)
+    return torch.tensor(False)
+
+
+def has_graph(output: Tensor) -> Tensor:
+    """Return whether a gradient can be taken of an output: a step for `Calling.apply`."""
+    return torch.tensor(output.requires_grad)
 
 
 class Calling(Drawing):
@@ -58,11 +74,23 @@ class Calling(Drawing):
         return self._built
 
     def copy_of(self, built: Built) -> Built:
-        """Return a model of its own with the same weights."""
+        """Return a model of its own with the same weights; what is no torch module stays as it is."""
+        if not isinstance(built.module, nn.Module):
+            return built
         twin = copy.deepcopy(built.module)
         if self.bench.recorder:
             self.bench.recorder.copied(built.module, twin)
         return replace(built, module=twin)
+
+    def caller(self, built: Built, *args: Any, path: Path = DEFAULT) -> Caller:
+        """Return the subject's forward on a model for a step to call.
+
+        Args:
+            built: the model.
+            args: what to call it on; none if the step has the arguments.
+            path: the way to call. A script does not see it: the step itself must hold its modes.
+        """
+        return Caller(self, built, args, path)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return `function(*args)`: a step that is more than an operation of torch, which a script takes over whole.

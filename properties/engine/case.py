@@ -205,12 +205,40 @@ class Case(Calling):
                 influence=influence,
             )
 
-    def equal(self, got: Any, expected: Any, what: str, *, cause: Cause | None = None) -> None:
-        """Require equality of what is no tensor: a text, a list of tokens."""
-        self._on_record("equal", got, expected)
-        if got != expected:
+    def equal(
+        self,
+        value: Any,
+        wanted: Any,
+        what: str,
+        *,
+        got: str = "",
+        expected: str = "",
+        error: float = math.nan,
+        cause: Cause | None = None,
+    ) -> None:
+        """Require equality of what is no tensor: a text, a list of tokens, a count.
+
+        Args:
+            value: what the subject gave, or `apply` made of it.
+            wanted: what it must be.
+            what: the sentence that a failure opens with.
+            got: in words; the value itself if left out.
+            expected: in words; the wanted value itself if left out.
+            error: measured.
+            cause: gives the likely cause, measured.
+
+        Raises:
+            Violation: they differ.
+        """
+        self._on_record("equal", value, wanted)
+        if value != wanted:
             raise Violation(
-                headline=what, got=repr(got)[:120], expected=repr(expected)[:120], path=self.path, cause=cause
+                headline=what,
+                got=got or repr(value)[:120],
+                expected=expected or repr(wanted)[:120],
+                error=error,
+                path=self.path,
+                cause=cause,
             )
 
     def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:

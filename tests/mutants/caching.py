@@ -54,6 +54,13 @@ def _decoder(make: Any, cache: Any, positions: str) -> Subject:
     )
 
 
+def _plain_decoder(cache: Any, positions: str) -> Subject:
+    def make(config: DrawnConfig) -> nn.Module:
+        return build(sized(config, architecture="decoder", positions=positions))
+
+    return _decoder(make, put(cache, instead_of=_cached), positions)
+
+
 def _cached(model: nn.Module, chunks: Any) -> Tensor:
     cache = model.new_cache()  # type: ignore[operator]
     turns = [m for m in model.modules() if isinstance(m, Turned)]
@@ -127,7 +134,7 @@ def without_bias() -> Subject:
             attention.position_bias = bias  # type: ignore[union-attr,assignment]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="t5")), put(run, instead_of=_cached), "t5")
+    return _plain_decoder(run, "t5")
 
 
 @fault(
@@ -150,7 +157,7 @@ def rebound() -> Subject:
             cache = own
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), put(run, instead_of=_cached), "rotary")
+    return _plain_decoder(run, "rotary")
 
 
 @fault(
@@ -165,7 +172,7 @@ def never_used() -> Subject:
             seen += chunk.shape[1]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), put(run, instead_of=_cached), "rotary")
+    return _plain_decoder(run, "rotary")
 
 
 class Windowed(nn.Module):

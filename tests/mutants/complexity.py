@@ -27,7 +27,7 @@ def costly(cls: type[nn.Module], **choices: Any) -> Subject:
     return Subject(kind="encoder", build=make, forward=forward, declares=facts)
 
 
-def functional_attention(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
@@ -76,5 +76,5 @@ def in_full() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
 
-    right = functional_attention
-    return Subject(kind="attention", forward=put(forward, instead_of=right), mask_forms=(), declares={"memory": "linear"})
+    forward = put(forward, instead_of=fused)
+    return Subject(kind="attention", forward=forward, mask_forms=(), declares={"memory": "linear"})

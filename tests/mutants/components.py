@@ -13,8 +13,8 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.pooling import WeightedPooling
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.init import started
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import CausalLayer, masked, model
 from veriformer.tests.mutants.tokenization import byte_pairs
 

@@ -71,12 +71,13 @@ def another_map() -> Subject:
         def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
             return super().weights(scores, mask)
 
+    wrong = put(True, instead_of=False)
     return Subject(
         kind="self_attention",
         build=Wrong,
         forward=lambda m, x: m(x),
         projections=projections,
-        weights=put(lambda m, x: (m.scores(x) * m.width**0.5).softmax(-1), instead_of=lambda m, x: m.scores(x).softmax(-1)),
+        weights=lambda m, x: (m.scores(x) * (m.width**0.5 if wrong else 1.0)).softmax(-1),
         declares={"causal": False, "positions": "none"},
     )
 

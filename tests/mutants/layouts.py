@@ -12,8 +12,8 @@ from torch.nn import functional
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.heads import attends
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import SelfAttention, attention, layer, masked, self_attention
 
 

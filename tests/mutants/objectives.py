@@ -167,7 +167,8 @@ def specials_hidden() -> Subject:
 
 def schedule(forward: Any, like: str) -> Subject:
     shipped = SHIPPED[like]
-    return Subject(kind="schedule", forward=put(forward, instead_of=shipped.forward), config=shipped.config, declares=shipped.declares)
+    forward = put(forward, instead_of=shipped.forward)
+    return Subject(kind="schedule", forward=forward, config=shipped.config, declares=shipped.declares)
 
 
 @fault("OP01", "The first rate is 0", killed_by=("schedule.warmup",), cause="wasted")

@@ -142,7 +142,10 @@ class CausalLayer(SelfAttention):
 def layer(cls: type[nn.Module], **facts: Any) -> Subject:
     """Return a subject of kind layer built from a class."""
     return Subject(
-        kind="layer", build=put_class(cls), forward=lambda m, x, attention_mask=None: m(x, attention_mask), declares=facts
+        kind="layer",
+        build=put_class(cls),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares=facts,
     )
 
 
