@@ -12,12 +12,27 @@ from veriformer.properties.counterexamples.program import Line, Program, Unwrita
 
 _SMALL = 200  # numbers that a reader may still want to see; a larger input is drawn again by the script
 _LARGEST = 20_000  # numbers that a script may hold where it cannot draw them again
-_SHARED = (bool, int, type(None), torch.dtype, torch.device, slice, range)
+_SHARED = (bool, int, str, type(None), torch.dtype, torch.device, slice, range)
 """Types of which equal values are one object, wherever they come from."""
 
 
 class Count(int):
-    """A whole number of its own, that can be told from equal ones."""
+    """A whole number of its own."""
+
+
+class Text(str):
+    """A text of its own."""
+
+    __slots__ = ()
+
+
+def one_of_its_own(value: Any) -> Any:
+    """Return a number or a text that can be told from equal ones; anything else as it is."""
+    if type(value) is int:
+        return Count(value)
+    if type(value) is str:
+        return Text(value)
+    return value * 1.0 if type(value) is float else value
 
 
 class Names:
@@ -198,9 +213,7 @@ class Names:
 
 
 def _is_shared(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) < 2
-    return isinstance(value, _SHARED) and not isinstance(value, Count)
+    return isinstance(value, _SHARED) and not isinstance(value, Count | Text)
 
 
 def _storage(value: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,14 +81,21 @@ class Program:
         """
         if self.judged is None or not self.judged.got:
             return None
-        wanted = set(words_in(f"{self.judged.got} {self.judged.expected} {self.judged.unit}"))
-        kept: list[Line] = []
+        judged = words_in(f"{self.judged.got} {self.judged.expected} {self.judged.unit}")
+        needed = self._behind(judged, ())
+        if not any(line.is_call or {MODULE, MADE} & line.needs for line in needed):
+            return None
+        return self._behind(judged, [line for line in self.lines if line.is_call]) if every_call else needed
+
+    def _behind(self, words: Iterable[str], calls: Sequence[Line]) -> list[Line]:
+        """Return the lines that words rest on, and these calls, in order."""
+        wanted = set(words)
+        kept = []
         for line in reversed(self.lines):
-            if wanted & set(line.makes) or (every_call and line.is_call):
+            if wanted & set(line.makes) or line in calls:
                 wanted |= line.needs
                 kept.append(line)
-        asks = any(line.is_call or MODULE in line.needs or MADE in line.needs for line in kept)
-        return kept[::-1] if asks else None
+        return kept[::-1]
 
 
 def words_in(text: str) -> frozenset[str]:

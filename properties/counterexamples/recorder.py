@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.counterexamples.literals import literal
-from veriformer.properties.counterexamples.names import Count, Names
+from veriformer.properties.counterexamples.names import Names, one_of_its_own
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Line, Program, UnwritableError
 from veriformer.properties.counterexamples.writing import written
 from veriformer.properties.engine.calling import Caller
@@ -91,6 +91,7 @@ class Recorder(TorchFunctionMode):
             if text is None:
                 return output
             draws = not torch.equal(before, torch.get_rng_state())
+            output = one_of_its_own(output)
             name = self._names.fresh("y" if isinstance(output, Tensor) else "parts")
             trained = next((a for a in (function, *args) if isinstance(a, nn.Module)), None)
             draws = draws or (trained is not None and trained.training)
@@ -121,7 +122,7 @@ class Recorder(TorchFunctionMode):
                 self._is_muted = muted
             if given is None:
                 return output
-            output = Count(output) if type(output) is int else output
+            output = one_of_its_own(output)
             self.program.pasted[function.__name__] = function
             name = self._names.fresh("t" if isinstance(output, Tensor) else "parts")
             asks = any(isinstance(a, Caller) for a in args)

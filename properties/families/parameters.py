@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -264,11 +264,11 @@ def every_parameter_is_connected(case: Case) -> None:
         expected="gradients",
     )
     total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()
-    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True, retain_graph=True)
     unused = [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
     case.equal(
-        case.apply(num_missing, gradients),
-        0,
+        case.apply(not_reached, module, total) if unused else [],
+        [],
         f"{len(unused)} of {len(named)} parameters are not connected to the output",
         got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
         expected="a gradient for each",
@@ -291,9 +291,11 @@ def every_parameter_is_connected(case: Case) -> None:
     case.witness()
 
 
-def num_missing(gradients: Sequence[Tensor | None]) -> int:
-    """Return how many gradients there are none of."""
-    return sum(g is None for g in gradients)
+def not_reached(module: nn.Module, total: Tensor) -> list[str]:
+    """Return the names of the parameters that a number does not depend on."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    return [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
 
 
 _PUBLISHED = (
