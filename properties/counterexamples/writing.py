@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ _BINARY = {
     "ge": ">=",
 }  # fmt: skip
 _UNARY = {"neg": "-", "invert": "~"}
+_CHANGING = ("add", "sub", "mul", "truediv", "div", "pow", "and", "or")
+"""Operators that have a form of their own which changes what stands on the left."""
+
 _NUMBERS = {"__float__": "float", "__int__": "int", "__bool__": "bool"}
 _MODULES = {
     "torch": torch,
@@ -103,3 +106,22 @@ def _is_default(func: Any, keyword: str, value: Any) -> bool:
         return False
     parameter = inspect.signature(func).parameters.get(keyword)
     return parameter is not None and value is parameter.default  # None, False or True, all of them
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function changes what it is given, by its name."""
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (name[2:3] == "i" and name[3:-2] in _CHANGING)
+    return name.endswith("_")
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Go through what lies in lists, tuples and dicts."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from leaves_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves_of(item)
+    else:
+        yield value

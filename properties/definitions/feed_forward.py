@@ -95,6 +95,12 @@ def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
     return [Reading(pair, downs[0]) for pair in permutations(ups, 2) if all(u[0].shape[0] == inner for u in pair)]
 
 
+def nearest_reading(module: object, config: DrawnConfig, x: Tensor, activation: str, got: Tensor) -> Tensor:
+    """Return, of all ways to read the linear maps, the output for `x` that comes nearest to the one that was got."""
+    outputs = [reading(x, activation) for reading in read(module, config, activation)]
+    return min(outputs, key=lambda output: float((output - got).abs().nan_to_num(nan=torch.inf).max()))
+
+
 def can_be_read(module: object, config: DrawnConfig, activation: str) -> Tensor:
     """Return whether there is a way to read the linear maps of a module for an activation."""
     return torch.tensor(bool(read(module, config, activation)))

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.definitions.feed_forward import ACTIVATIONS, Reading, can_be_read, needs_readable_maps, read
+from veriformer.properties.definitions.feed_forward import (
+    ACTIVATIONS,
+    Reading,
+    can_be_read,
+    nearest_reading,
+    needs_readable_maps,
+    read,
+)
 from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
@@ -89,7 +96,7 @@ def the_declared_activation_is_used(case: Case) -> None:
     )
     # two products, with the activation's few roundings between them
     width = max(built.config.d_model, readings[0].down[0].shape[1])
-    expected = min((r(x, name) for r in readings), key=lambda e: worst_difference(got, e).error)
+    expected = case.apply(nearest_reading, built.module, built.config, x, name, got)
     bound = (
         8 * rounding_bound(built.dtype, width, operations=3) * max(size_of(expected), _inner_size(readings[0], x, name))
     )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.segmentation import (
+    as_dict,
+    as_list,
+    as_pairs,
+    differ,
+    is_without,
+    listed,
+    longest_pieces,
+    merged_ids,
+    probabilities,
+    rare_merge,
+    times_more,
+)
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -58,11 +67,6 @@ def _encode(case: Case, built: Built, text: str) -> list[int]:
     if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
         raise SubjectError(f"forward returned {type(output).__name__}, where a list of token ids is required")
     return ids if isinstance(ids, list) else case.apply(as_list, ids)  # type: ignore[no-any-return]
-
-
-def as_list(ids: Sequence[int]) -> list[int]:
-    """Return ids as a list."""
-    return list(ids)
 
 
 def _text(case: Case) -> str:
@@ -122,11 +126,6 @@ def the_same_text_gives_the_same_ids(case: Case) -> None:
     case.witness()
 
 
-def differ(one: object, other: object) -> Tensor:
-    """Return whether two things are not equal."""
-    return torch.tensor(one != other)
-
-
 @holds(
     "tokenizer.no-unknown",
     statement="A byte-level tokenizer knows every text: no unknown token, and no character without a token.",
@@ -147,11 +146,6 @@ def bytes_are_never_unknown(case: Case) -> None:
         case.require(case.apply(is_without, ids, unknown), "a text has an unknown token", got=repr(part)[:80])
         case.require(case.apply(differ, ids, []) if part else True, "a text has no token at all", got=repr(part)[:80])
     case.witness()
-
-
-def is_without(ids: Sequence[int], unknown: int | None) -> Tensor:
-    """Return whether the id of what is unknown is not among the ids."""
-    return torch.tensor(unknown is None or unknown not in ids)
 
 
 @holds(
@@ -191,29 +185,9 @@ def special_tokens_are_never_cut(case: Case) -> None:
     case.witness()
 
 
-def times_more(wanted: int, ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how much more often an id is among some ids than among others."""
-    return list(ids).count(wanted) - list(others).count(wanted)
-
-
 def _segments(case: Case, built: Built, text: str) -> list[list[str]]:
     """Return the words of a text as lists of symbols."""
     return case.apply(listed, case.ask("words", text, built=built))  # type: ignore[no-any-return]
-
-
-def listed(words: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return words as lists of symbols."""
-    return [list(word) for word in words]
-
-
-def as_dict(table: Any) -> dict[str, Any]:
-    """Return a table as a dict."""
-    return dict(table)
-
-
-def as_pairs(merges: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return merges as tuples."""
-    return [tuple(pair) for pair in merges]
 
 
 def _pieces(case: Case, built: Built) -> tuple[dict[int, str], dict[str, int]]:
@@ -250,27 +224,6 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     case.witness()
 
 
-def merged_ids(words: list[list[str]], merges: Sequence[Sequence[str]], vocabulary: Mapping[str, int]) -> list[int]:
-    """Apply every merge, the first learnt first, wherever it fits: the definition, without a priority queue."""
-    ids = []
-    for symbols in words:
-        for pair in merges:
-            if len(symbols) > 1 and pair[0] in symbols:
-                symbols = _join(symbols, tuple(pair))
-        ids += [vocabulary.get(symbol, -1) for symbol in symbols]
-    return ids
-
-
-def _join(symbols: list[str], pair: tuple[str, ...]) -> list[str]:
-    joined: list[str] = []
-    at = 0
-    while at < len(symbols):
-        width = 2 if tuple(symbols[at : at + 2]) == pair else 1
-        joined.append("".join(symbols[at : at + width]))
-        at += width
-    return joined
-
-
 def _judge_training(case: Case, corpus: str) -> None:
     size = 262
     trained = case.ask("train", [corpus], size)
@@ -284,27 +237,6 @@ def _judge_training(case: Case, corpus: str) -> None:
         got=f"{pair}, which occurs {occurs} times",
         expected=f"a pair that occurs {most} times, as {better}",
     )
-
-
-def rare_merge(words: list[list[str]], merges: Sequence[Sequence[str]]) -> tuple[Any, ...]:
-    """Return the first merge that is of no most frequent pair: its number, the pair, its count, the most, one of them.
-
-    Empty if there is none.
-    """
-    corpus = Counter(tuple(word) for word in words)
-    for number, pair in enumerate(merges):
-        counts: Counter[tuple[str, str]] = Counter()
-        for symbols, times in corpus.items():
-            for neighbours in itertools.pairwise(symbols):
-                counts[neighbours] += times
-        most = max(counts.values(), default=0)
-        if counts[tuple(pair)] != most:
-            return number + 1, tuple(pair), counts[tuple(pair)], most, next(iter(counts.most_common(1)), ("none",))[0]
-        merged: Counter[tuple[str, ...]] = Counter()
-        for symbols, times in corpus.items():
-            merged[tuple(_join(list(symbols), tuple(pair)))] += times
-        corpus = merged
-    return ()
 
 
 @holds(
@@ -339,24 +271,6 @@ def the_longest_piece_is_taken(case: Case) -> None:
     case.witness()
 
 
-def longest_pieces(words: list[list[str]], vocabulary: Mapping[str, int], unknown: int) -> list[int]:
-    """Cut every word greedily: the longest piece that fits, again and again, or it is unknown."""
-    return [i for word in words for i in _greedy("".join(word), vocabulary, unknown)]
-
-
-def _greedy(word: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]:
-    ids: list[int] = []
-    start = 0
-    while start < len(word):
-        mark = "##" if start else ""
-        fits = [end for end in range(start + 1, len(word) + 1) if mark + word[start:end] in vocabulary]
-        if not fits:
-            return [unknown]
-        ids.append(vocabulary[mark + word[start : fits[-1]]])
-        start = fits[-1]
-    return ids
-
-
 @holds(
     "tokenizer.unigram",
     statement="No segmentation of a word is more probable than the one returned.",
@@ -382,24 +296,3 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
         expected=f"{best:.6g}",
     )
     case.witness()
-
-
-def probabilities(
-    ids: Sequence[int], words: list[list[str]], vocabulary: Mapping[str, int], scores: Mapping[str, float]
-) -> Tensor:
-    """Return the log probabilities of a segmentation and of the best one, of all that there are."""
-    names = {index: piece for piece, index in vocabulary.items()}
-    given = sum(scores.get(names.get(i, ""), -math.inf) for i in ids)
-    whole = "".join(symbol for word in words for symbol in word)
-    best = max((sum(scores[p] for p in way) for way in _ways(whole, scores)), default=-math.inf)
-    return torch.tensor([given, best], dtype=torch.float64)
-
-
-def _ways(word: str, scores: Mapping[str, float]) -> Iterator[list[str]]:
-    """Go through all segmentations of a word into known pieces."""
-    if not word:
-        yield []
-    for end in range(1, len(word) + 1):
-        if word[:end] in scores:
-            for rest in _ways(word[end:], scores):
-                yield [word[:end], *rest]
