@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,24 +28,31 @@ class Built:
         config: its sizes.
         dtype: of its parameters and floating point inputs.
         is_fresh: built by the suite (weights re-drawn), rather than given.
+        is_raw: built by the suite, with the weights of its own initialisation.
     """
 
     module: Any
     config: DrawnConfig
     dtype: torch.dtype
     is_fresh: bool
+    is_raw: bool = False
 
 
 WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
 
 
 class ModelPool:
-    """Builds and keeps the models of one subject."""
+    """Builds and keeps the models of one subject.
+
+    Attributes:
+        told: called with every model that is handed out, while a failing case is written down.
+    """
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
         self.subject = subject
         self.device = device
         self.configs = palette(subject)
+        self.told: Callable[[Built], None] | None = None
         self._built: dict[tuple[DrawnConfig, torch.dtype, bool], Built] = {}
 
     def get(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
@@ -61,11 +69,16 @@ class ModelPool:
         key = (config, dtype, raw)
         if key not in self._built:
             self._built[key] = self._make(config, dtype, raw)
-        return self._built[key]
+        return self._handed_out(self._built[key])
 
     def fresh(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
         """Return a model of its own, free to be altered (a copy where an instance was given)."""
-        return self._make(config, dtype, raw, copied=True)
+        return self._handed_out(self._make(config, dtype, raw, copied=True))
+
+    def _handed_out(self, built: Built) -> Built:
+        if self.told:
+            self.told(built)
+        return built
 
     def _make(self, config: DrawnConfig, dtype: torch.dtype, raw: bool, copied: bool = False) -> Built:
         subject = self.subject
@@ -89,7 +102,7 @@ class ModelPool:
             module = module.to(self.device).to(dtype).eval()
             if not raw:
                 redraw_weights(module, WEIGHT_SEED)
-        return Built(module, config, dtype, is_fresh=True)
+        return Built(module, config, dtype, is_fresh=True, is_raw=raw)
 
     def _adopted(self, dtype: torch.dtype, copied: bool) -> Any:
         module = self.subject.module

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.subject.paths import Path
 
 
@@ -20,14 +20,19 @@ class Recording(Protocol):
 
     path: Path
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Step aside while the subject itself runs."""
+    def know_model(self, built: Built) -> None:
+        """Name a model that was built, or the instance that was given."""
 
-    def know_model(self, built: Any) -> None:
-        """Name a built model."""
+    def copied(self, module: Any, twin: Any) -> None:
+        """Tell that a model was copied."""
 
-    def called(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
-        """Record one call of the subject."""
+    def call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """Return `run()`, a call of the subject with these arguments, and write it down."""
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Return `function(*args)`, written down as that call; its source goes into the script."""
 
     def cut_at_embedding(self, module: Any, tokens: Tensor, leaf: Tensor) -> None:
         """Tell that the graph of the last call was cut at the embedding of `tokens`."""

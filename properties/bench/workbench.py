@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ class Workbench:
         device: of its models and inputs.
         pool: its models.
         tally: of the property that is judged now.
-        recorder: told of calls and comparisons, while a failing case is written down.
         measured: what `bench.measured` found out, kept.
     """
 
@@ -41,9 +39,19 @@ class Workbench:
         self.device = torch.device(settings.device)
         self.pool = pool or ModelPool(subject, self.device)
         self.tally = Tally()
-        self.recorder: Recording | None = None
+        self._recorder: Recording | None = None
         self.measured: dict[tuple[Any, ...], Any] = {}
         self._compiled: dict[int, Callable[..., Any]] = {}
+
+    @property
+    def recorder(self) -> Recording | None:
+        """Told of models, calls and comparisons, while a failing case is written down."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recording | None) -> None:
+        self._recorder = recorder
+        self.pool.told = recorder.know_model if recorder else None
 
     @property
     def compiles(self) -> bool:
@@ -64,16 +72,18 @@ class Workbench:
         """
         if function is None:
             raise SubjectError("the subject does not offer what the property needs")
+        if self.recorder:
+            return self.recorder.call(function, args, kwargs, lambda: self._timed(function, args, kwargs))
+        return self._timed(function, args, kwargs)
+
+    def _timed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         started = time.perf_counter()
         try:
-            with self.recorder.aside() if self.recorder else nullcontext():
-                output = guarded(function, args, kwargs, self.settings.call_seconds)
+            output = guarded(function, args, kwargs, self.settings.call_seconds)
         finally:
             self.tally.subject_seconds += time.perf_counter() - started
             self.tally.calls += 1
         self._note_part(function)
-        if self.recorder:
-            self.recorder.called(function, args, kwargs, output)
         return output
 
     def _note_part(self, function: Callable[..., Any]) -> None:

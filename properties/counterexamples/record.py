@@ -9,18 +9,14 @@ from typing import Any
 
 from veriformer.properties.bench.guards import SubjectTimeoutError
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.program import Program
+from veriformer.properties.counterexamples.recorder import Recorder
 from veriformer.properties.counterexamples.script import script
-from veriformer.properties.counterexamples.transcript import Recorder, Transcript
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.results.records import Counterexample
-
-_PARTS = (
-    "forward", "weights", "embed", "cache", "generate", "projections", "accumulate", "decode", "train", "words",
-    "vocabulary", "merges", "scores",
-)  # fmt: skip
 
 
 def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
@@ -42,21 +38,20 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
         cause=_asked(problem.cause) or "",
         influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
     )
-    transcript = _recorded(prop, case.bench, found.choices)
-    if transcript is not None:
-        found.script = _asked(lambda: script(prop, case.bench.subject, found, transcript)) or ""
+    program = _recorded(prop, case.bench, found.choices)
+    if program is not None:
+        found.script = _asked(lambda: script(prop, case.bench, found, program)) or ""
     return found
 
 
-def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Transcript | None:
+def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Program | None:
     """Run the case under a recorder; None if it does not end in the same way any more."""
-    given = {name: part for name in _PARTS if (part := getattr(bench.subject, name)) is not None}
-    bench.recorder = recorder = Recorder(given)
+    bench.recorder = recorder = Recorder(bench.subject, bench.device)
     try:
         with recorder:
             prop.check(Case(bench, RecordedDraws(choices)))
     except Violation:
-        return recorder.transcript
+        return recorder.program
     except (Exception, SubjectTimeoutError):
         return None  # the recorder met an operation that it cannot write down: no script, but the violation stands
     finally:

@@ -1,209 +1,171 @@
-"""The standalone script of a counterexample: imports torch and the user's code alone, and runs."""
+"""The standalone script of a counterexample: imports torch and the user's code alone, runs, and decides."""
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
+import io
+import re
 import sys
-import textwrap
-import types
-from collections.abc import Callable
-from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from veriformer.properties.bench import redraw
-from veriformer.properties.bench.pool import WEIGHT_SEED, Built
-from veriformer.properties.counterexamples.transcript import Judged, Transcript, needed, outputs_of
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, guarded
+from veriformer.properties.bench.pool import WEIGHT_SEED
+from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.origin import where_from
+from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Program, UnwritableError, words_in
+from veriformer.properties.counterexamples.source import Sources
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
 from veriformer.properties.subject import layouts
-from veriformer.properties.subject.subject import Subject
 
-_STAND_IN = """
-try:
-    import veriformer.properties  # the user's file may declare a Subject
-except ImportError:  # not installed: a plain record takes its place, nothing else of it is used here
-    record = types.ModuleType("veriformer.properties")
-    record.Subject = lambda **given: types.SimpleNamespace(**{name: None for name in PARTS} | given)
-    record.DrawnConfig = types.SimpleNamespace
-    record.check = record.parametrize = lambda *args, **kwargs: None
-    sys.modules["veriformer"] = types.ModuleType("veriformer")
-    sys.modules["veriformer"].properties = sys.modules["veriformer.properties"] = record
-"""
+_BUILDING = f'''def {MADE}(config, dtype, redrawn=True, device="cpu"):
+    """Build the model of these sizes with weights that are the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed({WEIGHT_SEED})
+        model = build(config)
+        if isinstance(model, torch.nn.Module):
+            model = model.to(device).to(dtype).eval()
+            if redrawn:
+                redraw_weights(model, {WEIGHT_SEED})
+    return model'''
 
-_APART = "apart = (got - expected).detach().double().abs().nan_to_num(float('inf'))\n"
-_JUDGEMENT = {
-    "close": _APART + "error = float((apart / {unit}).max())\nfails = error > {limit!r}",
-    "exact": _APART + "error = float(apart.max())\nfails = error > 0",
-    "differs": _APART + "error = float((apart / {unit}).max())\nfails = not error > {limit!r}",
-    "finite": "error = int((~got.isfinite()).sum())\nfails = error > 0",
+_APART = '''def apart(got, expected, unit):
+    """Return the largest difference in units; equal infinities agree, and NaN agrees with nothing."""
+    got, expected = got.detach().cpu(), expected.detach().cpu()
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    unit = unit.detach().cpu() if isinstance(unit, torch.Tensor) else unit
+    error = (got.to(wide) - expected.to(wide)).abs() / unit
+    return float(torch.where(got == expected, 0.0, error.nan_to_num(nan=torch.inf)).max())'''
+
+_VERDICTS = {
+    "close": "error = apart(got, expected, {unit})\nviolated = error > {limit!r}",
+    "exact": "error = apart(got, expected, 1.0)\nviolated = error > 0",
+    "differs": "error = apart(got, expected, {unit})\nviolated = error <= {limit!r}",
+    "finite": "error = int((~got.isfinite()).sum())\nviolated = error > 0",
+    "require": "violated = not bool(got)",
+    "equal": "violated = got != expected",
 }
+_STANDARD = ("copy", "types", "sys", "importlib.util")
 
 
-def script(prop: Property, subject: Subject, found: Counterexample, transcript: Transcript) -> str:
+def script(prop: Property, bench: Workbench, found: Counterexample, program: Program) -> str:
     """Return the source of a script that shows the violation again without the check that found it.
+
+    It was run, on this subject, before it is handed out: the shortest program that shows the violation, or the one
+    with all calls if the subject carries something on from one to the next.
 
     Args:
         prop: the property that does not hold.
-        subject: what was judged.
+        bench: with what was judged.
         found: the smallest case.
-        transcript: of that case.
+        program: that was recorded of it.
 
     Returns:
-        Source; it exits with status 1 while the violation is there, 0 once it is gone. Where the subject cannot be
-        reached from outside (made in an interactive session), a comment says what to fill in.
+        Source; it exits with status 1 while the violation is there, 0 once it is gone. Empty if no such script can be
+        written: what is judged is not told by torch and the subject alone.
     """
-    lines = needed(transcript)
-    text = "\n".join(line.text for line in lines)
-    used = [p for p in transcript.parts if f"{p}(" in text]
-    parts = [
-        f'"""{prop.statement} Not so here: {found.headline}.\n\n'
-        f"Property {prop.id}: {prop.formula}\nSource: {prop.source}\n"
-        f'Expected {found.expected or "see above"}; got {found.got or "see above"}.\n"""',
-        "import importlib, importlib.util, sys, types\n"
-        "from collections.abc import Callable\nfrom pathlib import Path\n\n"
-        "import torch\nfrom torch import Tensor, nn",
-        _where_from(subject, used),
-    ]
-    if "at_embedding(" in text:
-        parts.append(_source(embedding_leaf.at_embedding))
-    if "laid_out(" in text:
-        parts.append(_source(layouts.laid_out))
-    built = {name: b for name, b in transcript.models.items() if name in text}
-    if any(b.is_fresh for b in built.values()):
-        parts.append(_source(redraw.redraw_weights))
-    parts += [_model(name, b) for name, b in built.items()]
-    parts.append(text)
-    parts.append(_verdict(transcript.judged, outputs_of(transcript), found))
-    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+    for every_call in (False, True):
+        with contextlib.suppress(UnwritableError):
+            parts = _Parts(bench, program, every_call=every_call)
+            if parts.shows_it():
+                return parts.whole(prop, found)
+    with contextlib.suppress(UnwritableError):  # the subject at hand may not be what it was at first: fetched anew
+        text = _Parts(bench, program, every_call=True).whole(prop, found)
+        if _ends_in_violation(text, {}, bench):
+            return text
+    return ""
 
 
-def _source(function: Callable[..., Any]) -> str:
-    return textwrap.dedent(inspect.getsource(function))
+class _Parts:
+    """A script in parts: what the subject is, functions, and the program itself."""
+
+    def __init__(self, bench: Workbench, program: Program, *, every_call: bool) -> None:
+        lines = program.needed(every_call=every_call)
+        if lines is None or program.judged is None:
+            raise UnwritableError("a judgement that does not rest on what the subject gave")
+        self.bench, self.subject = bench, bench.subject
+        self.body = "\n".join([*(line.text for line in lines), _verdict(program.judged)])
+        words = words_in(self.body)
+        self.used = [p for p in program.parts if p in words]
+        self.used += ["build"] * (MADE in words) + [MODULE] * (MODULE in words)
+        pasted = [function for name, function in program.pasted.items() if name in words]
+        pasted += [embedding_leaf.at_embedding] * ("at_embedding" in words)
+        pasted += [layouts.laid_out] * ("laid_out" in words)
+        pasted += [redraw.redraw_weights] * (MADE in words)
+        self.sources = Sources()
+        for function in pasted:
+            self.sources.expression(function)
+        self.shared = [_BUILDING] * (MADE in words) + [_APART] * ("apart" in words)
+
+    def shows_it(self) -> bool:
+        """Whether the program, run on the subject at hand, finds it violated."""
+        at_hand = {name: getattr(self.subject, name) for name in self.used}
+        text = self._assembled([], [*self.sources.chunks, *self.shared, self.body])
+        return _ends_in_violation(text, at_hand, self.bench)
+
+    def whole(self, prop: Property, found: Counterexample) -> str:
+        """Return the script."""
+        origin = where_from(self.subject, self.used, self.sources)
+        head = (
+            f"{prop.statement} Not so here: {found.headline}.\n\nProperty {prop.id}: {prop.formula}\n"
+            f"Source: {prop.source}\nExpected {found.expected or 'see above'}; got {found.got or 'see above'}.\n"
+        )
+        claim = f"print({'Claim: ' + found.headline!r})"
+        return self._assembled(
+            [_docstring(head)], [*self.sources.chunks, origin, *self.shared, f"{claim}\n{self.body}"]
+        )
+
+    def _assembled(self, head: list[str], chunks: list[str]) -> str:
+        text = "\n\n\n".join(chunks)
+        lines = {f"import {name}" for name in _STANDARD if re.search(rf"\b{re.escape(name)}\b", text)}
+        lines |= {"from pathlib import Path"} if re.search(r"\bPath\(", text) else set()
+        lines |= self.sources.imports | {"import torch"}
+        ours = sorted(lines, key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line))
+        return "\n\n".join([*head, "from __future__ import annotations", "\n".join(ours), text]) + "\n"
 
 
-def _model(name: str, built: Built) -> str:
-    lines = []
-    if built.is_fresh:
-        sizes = ", ".join(f"{k}={v!r}" for k, v in asdict(built.config).items())
-        lines += [
-            f"config = types.SimpleNamespace({sizes}, d_head={built.config.d_head})",
-            f"torch.manual_seed({WEIGHT_SEED})",
-            f"{name} = build(config)",
-            f"if isinstance({name}, torch.nn.Module):",
-            f"    {name} = {name}.to({built.dtype}).eval()",
-            f"    redraw_weights({name}, {WEIGHT_SEED})",
-        ]
-    else:
-        lines += [f"{name} = module", f"if isinstance({name}, torch.nn.Module):", f"    {name} = {name}.eval()"]
-    return "\n".join(lines)
+class _EndError(Exception):
+    """A script ended by itself."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
-def _verdict(judged: Judged | None, outputs: list[str], found: Counterexample) -> str:
-    head = f"print({('Claim: ' + found.headline)!r})"
-    if judged is None or judged.kind not in _JUDGEMENT:
-        shown = [f"print({name!r}, {name})" for name in outputs[-2:]]
-        said = f"print({f'expected: {found.expected}; got: {found.got}'!r})"
-        return "\n".join([head, *shown, said, "raise SystemExit(1)"])
-    test = _JUDGEMENT[judged.kind].format(unit=judged.unit, limit=judged.limit)
+def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bool:
+    """Run a script here, with what stands there already, and tell whether it decides that the property is violated."""
+    path, modules = sys.path[:], dict(sys.modules)
+    try:
+        guarded(_run, (text, given), {}, 2 * bench.settings.call_seconds)
+    except SubjectError as problem:
+        return isinstance(problem.__cause__, _EndError) and problem.__cause__.status == 1
+    except SubjectTimeoutError:
+        return False
+    finally:
+        sys.path[:] = path
+        sys.modules.update(modules)
+    return False
+
+
+def _run(text: str, given: dict[str, Any]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            exec(compile(text, "<script>", "exec"), {"__name__": "__main__", **given})
+        except SystemExit as end:
+            raise _EndError(int(end.code or 0)) from end
+
+
+def _verdict(judged: Judged) -> str:
     lines = [f"got = {judged.got}"]
     if judged.expected:
         lines.append(f"expected = {judged.expected}")
-    lines += [test, head, "print('error:', error, '-> violated' if fails else '-> holds')", "raise SystemExit(fails)"]
+    lines.append(_VERDICTS[judged.kind].format(unit=judged.unit, limit=judged.limit))
+    error = "'error:', error, " if "error =" in lines[-1] else ""
+    lines += [f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
     return "\n".join(lines)
 
 
-def _where_from(subject: Subject, used: list[str]) -> str:
-    """Return source that defines build (or module), and the callables of the subject that the script uses."""
-    place = _importable(subject)
-    names = [p for p in used if p != "at_embedding"]
-    if place is not None:
-        lines = [_STAND_IN.replace("PARTS", repr(_PARTS)), place]
-        lines += [f"{name} = subject.{name}" for name in ("build", "module", "backends", *names)]
-        return "\n".join(lines)
-    chunks: dict[str, str] = {}
-    wanted = {name: getattr(subject, name) for name in (*names, "build") if getattr(subject, name) is not None}
-    bound = []
-    for name, function in wanted.items():
-        core = function.func if isinstance(function, functools.partial) else function
-        if not inspect.isfunction(core) or core.__closure__ or core.__name__ == "<lambda>":
-            return f"# fill in: {', '.join(wanted)} of the subject {subject.name!r}, which cannot be imported from here"
-        _collect(core, chunks)
-        given = f", {', '.join(f'{k}={v!r}' for k, v in function.keywords.items())}" if isinstance(
-            function, functools.partial) and function.keywords else ""  # fmt: skip
-        args = "".join(f", {a!r}" for a in function.args) if isinstance(function, functools.partial) else ""
-        bound.append(f"{name} = functools.partial({core.__name__}{args}{given})" if args or given
-                     else f"{name} = {core.__name__}")  # fmt: skip
-    return "\n\n".join(["import functools", *chunks.values(), "\n".join(bound)])
-
-
-_PARTS = tuple(field.name for field in fields(Subject))
-
-
-def _collect(function: Any, chunks: dict[str, str]) -> None:
-    """Gather the source of a function and of what it uses from its own module; what else it uses is imported."""
-    name = function.__name__
-    if name in chunks:
-        return
-    chunks[name] = ""
-    module = sys.modules.get(function.__module__)
-    for used in sorted(_global_names(function)):
-        value = getattr(module, used, None)
-        if isinstance(value, types.ModuleType):
-            chunks.setdefault(used, f"import {value.__name__} as {used}")
-        elif inspect.isfunction(value) or inspect.isclass(value):
-            if value.__module__ == function.__module__:
-                _collect(value, chunks)
-            else:
-                chunks.setdefault(used, f"from {value.__module__} import {value.__name__} as {used}")
-        elif value is not None:
-            chunks.setdefault(used, f"{used} = {value!r}")
-    source = chunks.pop(name)
-    chunks[name] = source or "from __future__ import annotations"[:0] + textwrap.dedent(inspect.getsource(function))
-
-
-def _global_names(function: Any) -> set[str]:
-    codes = [function.__code__] if inspect.isfunction(function) else [
-        m.__code__ for m in vars(function).values() if inspect.isfunction(m)
-    ]  # fmt: skip
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    scope = vars(sys.modules[function.__module__])
-    annotations = inspect.get_annotations(function) if inspect.isfunction(function) else {}
-    words = {w.strip() for a in annotations.values() for w in str(a).replace("|", ",").replace("[", ",").split(",")}
-    return {n for n in names | words if n in scope and not n.startswith("__")} - {function.__name__}
-
-
-def _importable(subject: Subject) -> str | None:
-    """Return source that imports the subject from the user's own module or file, or None if it stands in none."""
-    module_name, attribute = _location(subject)
-    if not module_name or module_name.startswith("veriformer."):
-        return None
-    module = sys.modules.get(module_name)
-    file = getattr(module, "__file__", None)
-    call = "()" if callable(getattr(module, attribute, None)) else ""
-    if file and (module_name == "__main__" or "." not in module_name):
-        return (
-            f"path = Path({str(Path(file))!r})\nsys.path.insert(0, str(path.parent))\n"
-            f"spec = importlib.util.spec_from_file_location({Path(file).stem!r}, path)\n"
-            f"user = importlib.util.module_from_spec(spec)\nsys.modules[{Path(file).stem!r}] = user\n"
-            f"spec.loader.exec_module(user)\nsubject = user.{attribute}{call}"
-        )
-    return f"subject = importlib.import_module({module_name!r}).{attribute}{call}"
-
-
-def _location(subject: Subject) -> tuple[str, str]:
-    for function in (subject.build, subject.forward, type(subject.module)):
-        module = sys.modules.get(getattr(function, "__module__", None) or "")
-        for name, value in list(vars(module).items()) if module else ():
-            same = isinstance(value, Subject) and value.kind == subject.kind and (
-                value.build is subject.build and value.module is subject.module and value.forward is subject.forward
-            )  # fmt: skip
-            if same and module is not None:
-                return module.__name__, name
-    return "", ""
+def _docstring(text: str) -> str:
+    return '"""' + text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '"""'

@@ -13,12 +13,26 @@ from torch import Tensor, nn
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
+
+def _relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "relu": lambda x: x.clamp(min=0),
-    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "swiglu": lambda x: x * torch.sigmoid(x),
-}
+    "relu": _relu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "swiglu": _silu,
+}  # fmt: skip
 """The formulas of Hendrycks & Gimpel 2016 and Shazeer 2020, written out; for SwiGLU, of its gate."""
 
 
@@ -79,6 +93,17 @@ def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
                   for i in range(2)]  # fmt: skip
         ups = halves
     return [Reading(pair, downs[0]) for pair in permutations(ups, 2) if all(u[0].shape[0] == inner for u in pair)]
+
+
+def nearest_reading(module: object, config: DrawnConfig, x: Tensor, activation: str, got: Tensor) -> Tensor:
+    """Return, of all ways to read the linear maps, the output for `x` that comes nearest to the one that was got."""
+    outputs = [reading(x, activation) for reading in read(module, config, activation)]
+    return min(outputs, key=lambda output: float((output - got).abs().nan_to_num(nan=torch.inf).max()))
+
+
+def can_be_read(module: object, config: DrawnConfig, activation: str) -> Tensor:
+    """Return whether there is a way to read the linear maps of a module for an activation."""
+    return torch.tensor(bool(read(module, config, activation)))
 
 
 def needs_readable_maps(subject: Subject) -> str | None:

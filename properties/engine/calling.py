@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import is_deterministic_in_training
@@ -17,6 +19,34 @@ from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, paths_of, walking
+
+
+class Caller:
+    """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has."""
+
+    def __init__(self, case: Calling, built: Built, args: tuple[Any, ...], path: Path) -> None:
+        self.case = case
+        self.built = built
+        self.args = args
+        self.path = path
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        return self.case.call(self.built, *self.args, *args, path=self.path)
+
+
+def refuses(run: Callable[[], object]) -> Tensor:
+    """Return whether a call raises an error, as it is to do: a step for `Calling.apply`."""
+    try:
+        run()
+    except Exception:
+        return torch.tensor(True)
+    return torch.tensor(False)
+
+
+def has_graph(output: Tensor) -> Tensor:
+    """Return whether a gradient can be taken of an output: a step for `Calling.apply`."""
+    return torch.tensor(output.requires_grad)
 
 
 class Calling(Drawing):
@@ -41,9 +71,35 @@ class Calling(Drawing):
         chosen = dtype or self.dtype()
         maker = self.bench.pool.fresh if fresh else self.bench.pool.get
         self._built = maker(config, chosen, raw=raw)
-        if self.bench.recorder:
-            self.bench.recorder.know_model(self._built)
         return self._built
+
+    def copy_of(self, built: Built) -> Built:
+        """Return a model of its own with the same weights; what is no torch module stays as it is."""
+        if not isinstance(built.module, nn.Module):
+            return built
+        twin = copy.deepcopy(built.module)
+        if self.bench.recorder:
+            self.bench.recorder.copied(built.module, twin)
+        return replace(built, module=twin)
+
+    def caller(self, built: Built, *args: Any, path: Path = DEFAULT) -> Caller:
+        """Return the subject's forward on a model for a step to call.
+
+        Args:
+            built: the model.
+            args: what to call it on; none if the step has the arguments.
+            path: the way to call. A script does not see it: the step itself must hold its modes.
+        """
+        return Caller(self, built, args, path)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return `function(*args)`: a step that is more than an operation of torch, which a script takes over whole.
+
+        Args:
+            function: of a module; what it uses is torch, Python and other functions of modules.
+            args: tensors, plain values, models, and `Caller`s for what it calls.
+        """
+        return self.bench.recorder.apply(function, args) if self.bench.recorder else function(*args)
 
     def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
         """Call the subject's forward on a path; None-valued keywords are not passed.

@@ -166,28 +166,78 @@ class Case(Calling):
 
     def require(
         self,
-        holds: bool,
+        holds: bool | Tensor,
+        what: str,
+        *,
+        got: str = "",
+        expected: str = "",
+        error: float | Tensor = math.nan,
+        tolerance: float = 0.0,
+        cause: Cause | None = None,
+        influence: Callable[[], InfluenceMap | None] | None = None,
+    ) -> None:
+        """Require a condition; `got` and `expected` say in words what it was about.
+
+        Args:
+            holds: as a tensor of what the subject gave, so that a script can ask it too; a `bool` is known here alone.
+            what: the sentence that a failure opens with.
+            got: in words.
+            expected: in words.
+            error: measured.
+            tolerance: in the same unit.
+            cause: gives the likely cause, measured.
+            influence: gives an influence map.
+
+        Raises:
+            Violation: it does not hold.
+        """
+        self._on_record("require", holds if isinstance(holds, Tensor) else None)
+        if not bool(holds):
+            raise Violation(
+                headline=what,
+                got=got,
+                expected=expected,
+                error=float(error),
+                tolerance=tolerance,
+                path=self.path,
+                cause=cause,
+                influence=influence,
+            )
+
+    def equal(
+        self,
+        value: Any,
+        wanted: Any,
         what: str,
         *,
         got: str = "",
         expected: str = "",
         error: float = math.nan,
-        tolerance: float = 0.0,
         cause: Cause | None = None,
-        influence: Callable[[], InfluenceMap | None] | None = None,
     ) -> None:
-        """Require a condition; `got` and `expected` say in words what it was about."""
-        self._on_record("require", None)
-        if not holds:
+        """Require equality of what is no tensor: a text, a list of tokens, a count.
+
+        Args:
+            value: what the subject gave, or `apply` made of it.
+            wanted: what it must be.
+            what: the sentence that a failure opens with.
+            got: in words; the value itself if left out.
+            expected: in words; the wanted value itself if left out.
+            error: measured.
+            cause: gives the likely cause, measured.
+
+        Raises:
+            Violation: they differ.
+        """
+        self._on_record("equal", value, wanted)
+        if value != wanted:
             raise Violation(
                 headline=what,
-                got=got,
-                expected=expected,
+                got=got or repr(value)[:120],
+                expected=expected or repr(wanted)[:120],
                 error=error,
-                tolerance=tolerance,
                 path=self.path,
                 cause=cause,
-                influence=influence,
             )
 
     def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:

@@ -86,20 +86,26 @@ class Stream:
             )
         return output
 
+    def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what the subject's forward gets for a sequence without a mask."""
+        if self.kept is None:
+            return (x,)
+        other = self.kept.expand(len(x), *self.kept.shape[1:])
+        target, source = (x, other) if self.side == "target" else (other, x)
+        return (target, source) if self.kind == "cross_attention" else (source, target)
+
     def _takes_mask(self) -> bool:
         """Whether this side of two sequences has a mask of its own."""
         return self.kind != "encoder_decoder" or self.case.subject.accepts(f"{self.side}_mask")
 
     def _forward(self, x: Tensor, mask: Tensor | None, path: Path) -> Tensor:
         if self.kept is None:
-            return self.case.call(self.built, x, attention_mask=mask, path=path)
-        other = self.kept.expand(len(x), *self.kept.shape[1:])
-        target, source = (x, other) if self.side == "target" else (other, x)
-        if self.kind == "cross_attention":
-            memory_mask = mask if self.side == "source" else None
-            return self.case.call(self.built, target, source, memory_mask=memory_mask, path=path)
-        given = {f"{self.side}_mask": mask} if self._takes_mask() else {}
-        return self.case.call(self.built, source, target, **given, path=path)
+            given = {"attention_mask": mask}
+        elif self.kind == "cross_attention":
+            given = {"memory_mask": mask if self.side == "source" else None}
+        else:
+            given = {f"{self.side}_mask": mask} if self._takes_mask() else {}
+        return self.case.call(self.built, *self.inputs(x), **given, path=path)
 
     def influence(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor | None:
         """Return how each position of `x[0]` reaches each output position, by gradients.

@@ -121,17 +121,18 @@ def scaled_scores_have_the_declared_variance(case: Case) -> None:
     inside = (logits.abs() > 0.3) & (logits.abs() < 9)  # where the weights still tell the logit accurately
     if not bool(inside.any()):
         case.reject("no weight lies where it can be read")
-    measured = float((logits[inside] / dots[inside]).detach().median())
+    measured = (logits[inside] / dots[inside]).detach().median()
     # the log-ratio carries the relative error of two weights; it is at least 0.3
     limit = 2 * precision / 0.3
+    error = (measured / scale - 1).abs()
     case.require(
-        abs(measured / scale - 1) <= limit,
+        error <= limit,
         f"the scale read off the outputs is {measured:.6g}, declared is {scale:.6g}",
         got=f"{measured:.6g}",
         expected=f"{scale:.6g}",
-        error=abs(measured / scale - 1),
+        error=error,
         tolerance=limit,
-        cause=lambda: _named_scale(measured, case, limit),
+        cause=lambda: _named_scale(float(measured), case, limit),
     )
     if case.subject.kind == "attention":
         _variance_is_right(case, logits.clamp(-12, 12), scale, keys_apart)
@@ -140,18 +141,18 @@ def scaled_scores_have_the_declared_variance(case: Case) -> None:
 
 def _variance_is_right(case: Case, logits: Tensor, scale: float, keys_apart: Tensor) -> None:
     count = logits.numel()
-    low, high = stats.chi2.ppf([0.5e-12, 1 - 0.5e-12], count)
-    total = float((logits / (scale * keys_apart)).square().sum())
+    low, high = (float(end) for end in stats.chi2.ppf([0.5e-12, 1 - 0.5e-12], count))
+    total = (logits / (scale * keys_apart)).square().sum()
     spread = (total - count) / (2 * count) ** 0.5
-    case.bench.tally.note(abs(spread), float((high - count) / (2 * count) ** 0.5))
+    case.bench.tally.note(float(spread.abs()), float((high - count) / (2 * count) ** 0.5))
     # logits beyond 12 were cut (float32 weights lose their digits there), which only makes the sum smaller
     variance = scale**2 * _width(case)
     case.require(
-        bool(total <= high and (total >= low or bool((logits.abs() == 12).any()))),
+        (total <= high) & ((total >= low) | (logits.abs() == 12).any()),
         f"scaled scores have variance {total / count * variance:.4g} where {variance:.4g} is declared",
         got=f"z = {spread:.1f}",
         expected="a z within 7.1, outside of which lies one example in 10^12",
-        error=abs(spread),
+        error=spread.abs(),
         tolerance=7.1,
     )
 

@@ -213,7 +213,7 @@ def every_projection_matters(case: Case) -> None:
         if "o_bias" in module.parts
         else torch.zeros(silent.shape[-1], dtype=silent.dtype)
     )
-    error = float((silent - rest.to(silent.device)).detach().abs().amax())
+    error = (silent - rest.to(silent.device)).detach().abs().amax()
     limit = case.tolerance(module.built) * size_of(before)
     case.require(
         error <= limit,

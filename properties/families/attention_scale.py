@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
-from veriformer.properties.probes.observed_scale import ObservedScale, ScaleWatch
+from veriformer.properties.probes.observed_scale import ScaleWatch
 from veriformer.properties.subject.facts import attention_scale
 from veriformer.properties.subject.subject import Subject
 
@@ -38,37 +41,43 @@ def models_scale_by_the_head(case: Case) -> None:
     built = case.built()
     stream = Stream(case, built)
     x = stream.draw(2, case.length("T", low=3, high=6))
-    with ScaleWatch() as watch, torch.no_grad():
-        stream(x)
+    found = case.apply(scales_inside, case.caller(built, *stream.inputs(x)))
     declared = case.subject.fact("attention_scale")
-    for seen in watch.found:
-        wide = seen.d_head * built.config.num_heads
+    for seen, d_head in found:
+        factor, wide = torch.tensor(seen, dtype=torch.float64), d_head * built.config.num_heads
         if declared is not None:
-            _is(case, seen, attention_scale(declared, seen.d_head, wide), "the declared one")
+            _is(case, factor, attention_scale(declared, d_head, wide), "the declared one")
             continue
-        for wrong, words in ((wide**-0.5, "1/sqrt(d_model)"), (seen.d_head**0.5, "sqrt(d_head)")):
-            right = seen.d_head**-0.5
-            if built.config.num_heads > 1 and abs(seen.factor / wrong - 1) < 1e-3 < abs(wrong / right - 1):
+        for wrong, words in ((wide**-0.5, "1/sqrt(d_model)"), (d_head**0.5, "sqrt(d_head)")):
+            right = d_head**-0.5
+            if built.config.num_heads > 1 and abs(wrong / right - 1) > 1e-3:
                 case.require(
-                    False,
+                    (factor / wrong - 1).abs() >= 1e-3,
                     f"scores are multiplied by {words} instead of 1/sqrt(d_head)",
-                    got=f"{seen.factor:.6g}",
+                    got=f"{factor:.6g}",
                     expected=f"{right:.6g}",
-                    error=abs(seen.factor / right - 1),
+                    error=(factor / right - 1).abs(),
                     tolerance=1e-3,
                     cause=lambda words=words: f"the measured scale is {words}",  # type: ignore[misc]
                 )
-    if watch.found:
+    if found:
         case.witness()
 
 
-def _is(case: Case, seen: ObservedScale, wanted: float, words: str) -> None:
-    error = abs(seen.factor / wanted - 1)
+def scales_inside(run: Callable[[], object]) -> list[tuple[float, int]]:
+    """Return the scales that are seen in a call, each with the width of its heads."""
+    with ScaleWatch() as watch:
+        run()
+    return [(scale.factor, scale.d_head) for scale in watch.found]
+
+
+def _is(case: Case, factor: Tensor, wanted: float, words: str) -> None:
+    error = (factor / wanted - 1).abs()
     # the factor is a least-squares fit that a misfit of 1e-4 ends
     case.require(
         error < 1e-3,
         f"the scale inside the model is not {words}",
-        got=f"{seen.factor:.6g}",
+        got=f"{factor:.6g}",
         expected=f"{wanted:.6g}",
         error=error,
         tolerance=1e-3,

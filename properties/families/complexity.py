@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import DispatchWatch
 from veriformer.properties.definitions.flops import COUNTED, Flops, expected_flops, why_unknown
+from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -21,24 +22,23 @@ from veriformer.properties.engine.stream import Stream
 _VASWANI = "Vaswani et al. 2017, table 1; a multiply-add is two operations."
 
 
-def _run(case: Case, built: Built, batch: int, length: int) -> None:
-    if case.subject.kind in ("feed_forward", "attention"):
-        config = built.config
-        if case.subject.kind == "feed_forward":
-            case.call(built, case.normal(batch, length, config.d_model, dtype=built.dtype))
-            return
+def _call(case: Case, built: Built, batch: int, length: int) -> Caller:
+    """Return a call on inputs of a length."""
+    config = built.config
+    if case.subject.kind == "feed_forward":
+        return case.caller(built, case.normal(batch, length, config.d_model, dtype=built.dtype))
+    if case.subject.kind == "attention":
         shape = (batch, config.num_heads, length, config.d_head)
-        case.call(built, *(case.normal(*shape, dtype=built.dtype) for _ in range(3)))
-        return
+        return case.caller(built, *(case.normal(*shape, dtype=built.dtype) for _ in range(3)))
     stream = Stream(case, built, other_length=length)
-    stream(stream.draw(batch, length))
+    return case.caller(built, *stream.inputs(stream.draw(batch, length)))
 
 
-def _counted(case: Case, built: Built, batch: int, length: int) -> int:
-    """Return the FLOPs of all matrix products of one call."""
+def num_operations(run: Callable[[], object]) -> Tensor:
+    """Return the FLOPs of all matrix products of a call."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # a fused kernel is not counted
-        _run(case, built, batch, length)
-    return int(counter.get_total_flops())
+        run()
+    return torch.tensor(counter.get_total_flops(), dtype=torch.float64)
 
 
 @holds(
@@ -59,16 +59,16 @@ def products_are_those_of_the_formula(case: Case) -> None:
     built = case.built(dtype=torch.float32)
     batch, length = case.integer("B", 1, 2), case.integer("T", 2, 8)
     expected = expected_flops(case.subject, built.config)
-    got, wanted = _counted(case, built, batch, length), batch * expected.total(length)
+    got, wanted = case.apply(num_operations, _call(case, built, batch, length)), batch * expected.total(length)
     if not got:
         case.does_not_apply("its products are not seen by torch's counter")
     case.require(
-        wanted <= got <= wanted + batch * length * expected.angles,
+        (wanted <= got) & (got <= wanted + batch * length * expected.angles),
         "the number of operations is not that of the formula",
-        got=f"{got}",
+        got=f"{int(got)}",
         expected=f"{wanted}",
-        error=abs(got - wanted),
-        cause=lambda: _surplus(got - wanted, expected, batch, length),
+        error=(got - wanted).abs(),
+        cause=lambda: _surplus(int(got) - wanted, expected, batch, length),
     )
     case.witness()
 
@@ -103,7 +103,8 @@ def cost_grows_as_it_must(case: Case) -> None:
     """
     built = case.built(dtype=torch.float32)
     short = case.integer("T", 2, 5)
-    counts = [_counted(case, built, 1, length) for length in (short, 2 * short, 4 * short)]
+    lengths = (short, 2 * short, 4 * short)
+    counts = [case.apply(num_operations, _call(case, built, 1, length)) for length in lengths]
     if not counts[0]:
         case.does_not_apply("its products are not seen by torch's counter")
     twice_square = counts[1] - 2 * counts[0]  # 2 b T^2
@@ -111,8 +112,8 @@ def cost_grows_as_it_must(case: Case) -> None:
     case.require(
         counts[2] == foretold,
         f"{4 * short} tokens do not cost what {short} and {2 * short} foretell",
-        got=f"{counts[2]}",
-        expected=f"{foretold}",
+        got=f"{int(counts[2])}",
+        expected=f"{int(foretold)}",
         cause=lambda: "the cost does not depend on T: is the input padded to a fixed length?"
         if counts[0] == counts[2] else None,
     )  # fmt: skip
@@ -120,10 +121,10 @@ def cost_grows_as_it_must(case: Case) -> None:
     square = twice_square / (2 * short**2)
     linear = counts[0] / short - square * short - expected.output
     slack = expected.angles / max(expected.square, 1)
-    crossing = linear / square if square else float("inf")
+    crossing = linear / square
     wanted = expected.linear / expected.square
     case.require(
-        abs(crossing - wanted) <= slack + 1e-9 * wanted,
+        (crossing - wanted).abs() <= slack + 1e-9 * wanted,
         "attention overtakes the rest at another length",
         got=f"T = {crossing:.4g}",
         expected=f"T = {wanted:.4g}",
@@ -146,11 +147,11 @@ class _Largest(DispatchWatch):
         return output
 
 
-def _largest(case: Case, built: Built, length: int) -> int:
-    watch = _Largest()
-    with watch, contextlib.nullcontext() if case.subject.is_functional else torch.no_grad():
-        _run(case, built, 1, length)
-    return watch.bytes
+def largest_made(run: Callable[[], object]) -> Tensor:
+    """Return the bytes of the largest tensor that an operation of a call makes."""
+    with _Largest() as watch:
+        run()
+    return torch.tensor(watch.bytes, dtype=torch.float64)
 
 
 @holds(
@@ -168,8 +169,8 @@ def memory_grows_as_declared(case: Case) -> None:
     back to scores in full is caught here, long before memory runs out.
     """
     built = case.built(dtype=torch.float32)
-    sizes = [_largest(case, built, length) for length in (256, 512)]
-    ratio = sizes[1] / max(sizes[0], 1)
+    sizes = [case.apply(largest_made, _call(case, built, 1, length)) for length in (256, 512)]
+    ratio = sizes[1] / sizes[0].clamp(min=1)
     linear = case.subject.fact("memory") == "linear"
     case.require(
         ratio < 2.5 if linear else ratio > 3.5,

@@ -210,7 +210,7 @@ def generation_does_not_depend_on_the_cache(case: Case) -> None:
 
 def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, use_cache: bool) -> None:
     length = len(prompt)
-    case.require(torch.equal(got[:length], prompt), "generation changes its prompt", got=str(got.tolist()))
+    case.require((got[:length] == prompt).all(), "generation changes its prompt", got=str(got.tolist()))
     with torch.no_grad():
         logits = case.call(built, got[None])[0].detach().double()
     for step in range(length, len(got)):
@@ -219,7 +219,7 @@ def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, use_cac
         if float(best[0] - best[1]) <= 2 * case.tolerance() * size_of(logits):
             return
         case.require(
-            int(row.argmax()) == int(got[step]),
+            row.argmax() == got[step],
             f"with{'' if use_cache else 'out'} the cache, step {step - length + 1} does not choose the best token",
             got=f"token {int(got[step])} of logit {float(row[int(got[step])]):.4g}",
             expected=f"token {int(row.argmax())} of logit {float(best[0]):.4g}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from scipy import stats
 from torch import nn
 
 from veriformer.properties.bench.isolation import reseed
-from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
@@ -39,9 +40,13 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
     if not parts:
         case.does_not_apply("no stochastic depth of a rate above 0 is found in it")
-    unused = _never_called(case, built, parts)
-    case.require(
-        not unused,
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    run = case.caller(built, *tensors, *inputs.extras, path=Path(mode="no_grad"))
+    unused = case.apply(never_called, built.module, [name for name, _, _ in parts], run)
+    case.equal(
+        unused,
+        [],
         f"{', '.join(unused)} is never called in train mode",
         got="no call",
         expected="every stochastic depth acts on a branch",
@@ -65,21 +70,26 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.close(values[~is_zero], torch.full_like(values[~is_zero], kept), f"{name} does not scale what it keeps",
                bound=8 * epsilon(x.dtype) * kept, constants_allowed=True,
                cause=lambda: f"what is kept is scaled by {float(values.max()):.4g}, not by {kept:.4g}")  # fmt: skip
-    dropped = int(is_zero.sum())
+    dropped = is_zero.sum()
     low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, SAMPLES, rate))
-    case.require(low <= dropped <= high, f"{name} does not drop samples at its rate {rate:g}",
-                 got=f"{dropped} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
+    case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
+                 got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
 
 
-def _never_called(case: Case, built: Built, parts: list[tuple[str, nn.Module, float]]) -> list[str]:
-    """Call the model in train mode and return the names of the parts that it does not call, if it calls others."""
-    called: set[int] = set()
-    hooks = [part.register_forward_hook(lambda module, args, out: called.add(id(module))) for _, part, _ in parts]
-    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
-    with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
-        tensors = [x.to(case.bench.device) for x in inputs.tensors]
-        case.call(built, *tensors, *inputs.extras, path=Path(mode="no_grad", training=True))
-    for hook in hooks:
-        hook.remove()
-    return [name for name, part, _ in parts if called and id(part) not in called]
+def never_called(model: nn.Module, names: list[str], run: Callable[[], object]) -> list[str]:
+    """Call a model in train mode and return the names of the parts that it does not call, if it calls others."""
+    called: set[str] = set()
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda part, args, output, name=name: called.add(name))
+        for name in names
+    ]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.train()
+        try:
+            run()
+        finally:
+            model.eval()
+            for hook in hooks:
+                hook.remove()
+    return [name for name in names if called and name not in called]

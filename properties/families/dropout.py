@@ -213,18 +213,33 @@ def every_place_has_the_rate(case: Case) -> None:
     built = _made(case, rate)
     inputs = _inputs(case, built)
     _must_hand_on(case, built, _made(case, 0.0, built), inputs)
-    with DropoutWatch() as training:
-        _call(case, built, inputs, training=True)
-    if not training.seen:
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    run = case.caller(built, *tensors, *inputs.extras, path=Path(mode="no_grad"))
+    training, evaluating = (case.apply(rates_that_act, built.module, mode, run) for mode in (True, False))
+    if not training:
         case.does_not_apply("no torch dropout acts in train mode when it is built with a rate")
-    with DropoutWatch() as evaluating:
-        _call(case, built, inputs, training=False)
-    case.require(not evaluating.seen, "dropout acts in eval mode", got=f"{len(evaluating.seen)} places",
-                 expected="none")  # fmt: skip
-    other = sorted({r for r in training.seen if r != rate})
-    case.require(not other, "a dropout has another rate than the configured one", got=f"rates {other}",
-                 expected=f"{rate} at all {len(training.seen)} places")  # fmt: skip
+    case.equal(evaluating, [], "dropout acts in eval mode", got=f"{len(evaluating)} places", expected="none")
+    other = case.apply(other_rates, training, rate)
+    case.equal(other, [], "a dropout has another rate than the configured one", got=f"rates {other}",
+               expected=f"{rate} at all {len(training)} places")  # fmt: skip
     case.witness()
+
+
+def other_rates(rates: list[float], rate: float) -> list[float]:
+    """Return the rates that are not the right one, each once."""
+    return sorted({r for r in rates if r != rate})
+
+
+def rates_that_act(module: nn.Module, training: bool, run: Callable[[], object]) -> list[float]:
+    """Return the rate of every dropout that acts in a call, in train mode or in eval mode."""
+    with DropoutWatch() as watch, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module.train(training)
+        try:
+            run()
+        finally:
+            module.eval()
+    return watch.seen
 
 
 @holds(
@@ -262,28 +277,29 @@ def the_backward_drops_the_same(case: Case) -> None:
         return (output * weight[0]).sum()
 
     gradients = torch.autograd.grad(value(), leaves, allow_unused=True)
-    best = (torch.inf, 0.0, 0.0)
+    zero, tried = torch.zeros((), dtype=torch.float64, device=case.bench.device), []
     for step in (1e-6, 1e-7, 1e-8):
         directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
-        claimed = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+        claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
         quotient = _quotient(value, leaves, directions, step)
-        best = min(best, (abs(claimed - quotient) / max(abs(quotient), 1.0), claimed, quotient))
-        if best[0] < 1e-5:
+        tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=1.0), claimed, quotient))
+        if bool(tried[-1][0] < 1e-5):
             break
-    case.require(best[0] < 1e-5, "with dropout the gradient is not the derivative of the output",
-                 got=f"{best[1]:.8g}", expected=f"{best[2]:.8g}", error=best[0], tolerance=1e-5,
+    error, claimed, quotient = min(tried, key=lambda one: float(one[0]))
+    case.require(error < 1e-5, "with dropout the gradient is not the derivative of the output",
+                 got=f"{claimed:.8g}", expected=f"{quotient:.8g}", error=error, tolerance=1e-5,
                  cause=lambda: "the backward drops others than the forward did")  # fmt: skip
     case.witness()
 
 
-def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> float:
+def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> Tensor:
     """Return the central difference quotient of `value` along `directions`; the leaves are put back."""
     ends = []
     with torch.no_grad():
         for sign in (1, -2):
             for leaf, direction in zip(leaves, directions, strict=True):
                 leaf.add_(direction, alpha=sign * step)
-            ends.append(float(value()))
+            ends.append(value().detach())
         for leaf, direction in zip(leaves, directions, strict=True):
             leaf.add_(direction, alpha=step)
     return (ends[0] - ends[1]) / (2 * step)

@@ -34,7 +34,7 @@ def both_doors_lead_to_one_model(case: Case) -> None:
     if not isinstance(built.module, nn.Module) or not case.subject.takes_tokens:
         case.does_not_apply("it has no table of token embeddings")
     tokens = case.tokens(2, case.length("T", low=1, high=6))
-    leaf, _ = at_embedding(built.module, tokens, lambda: case.call(built, tokens))
+    leaf, _ = case.apply(at_embedding, built.module, tokens, case.caller(built, tokens))
     if leaf is None:
         case.does_not_apply("no nn.Embedding of it looks the tokens up")
     embeddings = leaf.detach().clone()
@@ -117,7 +117,7 @@ def every_position_has_a_vector_of_its_own(case: Case) -> None:
         case.does_not_apply("it takes no tokens")
     length = case.length("T", low=4, high=12)
     tokens = torch.full((1, length), case.integer("token", 0, built.config.vocab_size - 1), device=case.bench.device)
-    entered = first_input(built, lambda: case.call(built, tokens))
+    entered = case.apply(first_input, built.module, built.config.d_model, case.caller(built, tokens))
     if entered is None or entered.shape[1] < length:
         case.does_not_apply("no norm or linear map of it gets a sequence of d_model channels")
     rows = entered[0, -length:].double()  # class and register tokens stand before
@@ -126,7 +126,7 @@ def every_position_has_a_vector_of_its_own(case: Case) -> None:
         case.does_not_apply("nothing is added before the first layer")
     one, two = divmod(int(apart.argmin()), length)
     case.require(
-        float(apart.min()) > 1e-6 * size_of(rows),
+        apart.min() > 1e-6 * size_of(rows),
         f"positions {one} and {two} get the same vector",
         got=f"a difference of {float(apart.min()):.3g}",
         expected="another vector at every position",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.definitions.feed_forward import ACTIVATIONS, Reading, needs_readable_maps, read
+from veriformer.properties.definitions.feed_forward import (
+    ACTIVATIONS,
+    Reading,
+    can_be_read,
+    nearest_reading,
+    needs_readable_maps,
+    read,
+)
 from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
@@ -83,7 +88,7 @@ def the_declared_activation_is_used(case: Case) -> None:
     got = case.call(built, x).detach().double()
     readings = read(built.module, built.config, name)
     case.require(
-        bool(readings),
+        case.apply(can_be_read, built.module, built.config, name),
         f"the linear maps do not fit the declared activation {name!r}",
         got=_shapes(built),
         expected="two maps, for SwiGLU three",
@@ -91,7 +96,7 @@ def the_declared_activation_is_used(case: Case) -> None:
     )
     # two products, with the activation's few roundings between them
     width = max(built.config.d_model, readings[0].down[0].shape[1])
-    expected = min((r(x, name) for r in readings), key=lambda e: worst_difference(got, e).error)
+    expected = case.apply(nearest_reading, built.module, built.config, x, name, got)
     bound = (
         8 * rounding_bound(built.dtype, width, operations=3) * max(size_of(expected), _inner_size(readings[0], x, name))
     )
@@ -147,10 +152,10 @@ def hidden_units_have_no_order(case: Case) -> None:
     order = torch.tensor(case.permutation("order", inner), device=case.bench.device)
     x = case.normal(2, 3, built.config.d_model, dtype=built.dtype)
     expected = case.call(built, x)
-    model = copy.deepcopy(built.module)
+    twin = case.copy_of(built)
     moved = 0
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in twin.module.parameters():
             for axis, size in enumerate(parameter.shape):
                 if size in (inner, 2 * inner) and size != built.config.d_model:
                     index = order if size == inner else torch.cat([order, order + inner])
@@ -158,7 +163,7 @@ def hidden_units_have_no_order(case: Case) -> None:
                     moved += 1
     if moved < 2 or order.tolist() == sorted(order.tolist()):
         case.reject("nothing was permuted")
-    got = case.call(Built(model, built.config, built.dtype, True), x)
+    got = case.call(twin, x)
     case.close(
         got,
         expected,
@@ -182,10 +187,15 @@ def the_count_is_exact(case: Case) -> None:
     built = case.built()
     config, name, bias = built.config, str(case.subject.fact("activation")), bool(case.subject.fact("bias"))
     expected = feed_forward_parameters(config.d_model, config.d_ff, name, bias)
-    got = sum(p.numel() for p in built.module.parameters()) if isinstance(built.module, nn.Module) else 0
-    case.require(got == expected, "the number of parameters is not that of the formula", got=str(got),
-                 expected=str(expected), cause=lambda: _count_cause(config.d_model, config.d_ff, got))  # fmt: skip
+    got = case.apply(num_parameters, built.module)
+    case.equal(got, expected, "the number of parameters is not that of the formula",
+               cause=lambda: _count_cause(config.d_model, config.d_ff, got))  # fmt: skip
     case.witness()
+
+
+def num_parameters(module: object) -> int:
+    """Return the number of entries of all parameters; a tensor that is shared is counted once."""
+    return sum(p.numel() for p in module.parameters()) if isinstance(module, nn.Module) else 0
 
 
 def _count_cause(d_model: int, d_ff: int, got: int) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.engine.calling import refuses
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -33,34 +33,38 @@ def each_position_has_its_row(case: Case) -> None:
     max_len = int(case.subject.fact("max_len", built.config.max_len))
     length = case.integer("T", 1, max_len)
     parameters = [p for p in built.module.parameters() if p.ndim == 2]
-    case.require(
-        len(parameters) == 1, "there is not one table of parameters", got=f"{len(parameters)} matrices", expected="1"
-    )
+    count = case.apply(num_matrices, built.module)
+    case.equal(count, 1, "there is not one table of parameters", got=f"{count} matrices", expected="1")
     table = parameters[0]
-    case.require(
-        table.shape[0] == max_len + offset,
-        "the table does not have max_len rows",
-        got=f"{table.shape[0]} rows",
-        expected=f"{max_len + offset}",
-    )
+    rows = case.apply(num_rows, table)
+    case.equal(rows, max_len + offset, "the table does not have max_len rows", got=f"{rows} rows")
     output = case.call(built, length)
     at = case.integer("t", 0, length - 1)
     (gradient,) = torch.autograd.grad(output[at].sum(), table)
     rows = gradient.abs().sum(dim=1).nonzero().flatten().tolist()
-    case.require(
-        rows == [at + offset],
+    case.equal(
+        rows,
+        [at + offset],
         f"position {at} does not use row {at + offset} of the table alone",
         got=f"rows {rows}",
         expected=f"row {at + offset}",
         cause=lambda: f"position {at} reads row {rows[0]}: an offset of {rows[0] - at}" if len(rows) == 1 else None,
     )
     if case.subject.fact("beyond_max_len") != "works":
-        try:
-            case.call(built, max_len + 1)
-        except SubjectError:
-            case.witness()
-            return
         case.require(
-            False, f"position {max_len}, beyond the table, raises no error", got="an output", expected="an error"
+            case.apply(refuses, case.caller(built, max_len + 1)),
+            f"position {max_len}, beyond the table, raises no error",
+            got="an output",
+            expected="an error",
         )
     case.witness()
+
+
+def num_matrices(module: nn.Module) -> int:
+    """Return how many of the parameters have two axes."""
+    return sum(p.ndim == 2 for p in module.parameters())
+
+
+def num_rows(table: Tensor) -> int:
+    """Return the rows of a table."""
+    return len(table)

@@ -84,7 +84,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         case.exact(silent, torch.zeros_like(silent), "a position that is not counted has a gradient")
     sure = logits.double().softmax(-1).amax(-1) > 0.999  # there the gradient may round to zero
     case.require(
-        bool((gradient[counted & ~sure].abs().sum(-1) > 0).all()),
+        (gradient[counted & ~sure].abs().sum(-1) > 0).all(),
         "a position that is counted has no gradient",
         got="0",
         expected="another number",
@@ -143,11 +143,12 @@ def labels_are_shifted_exactly_once(case: Case) -> None:
         foretold = (labels + offset) % vocabulary
         logits = torch.zeros(1, length, vocabulary, dtype=built.dtype, device=labels.device)
         logits.scatter_(-1, foretold[..., None], peak)
-        losses.append(float(case.call(built, logits, labels)))
+        losses.append(case.call(built, logits, labels).detach().double().reshape(()))
     right = 1 if case.subject.fact("shifts_labels") else 0
-    smallest = min(range(3), key=lambda offset: losses[offset])
+    smallest = min(range(3), key=lambda offset: float(losses[offset]))
+    others = torch.stack([losses[offset] for offset in range(3) if offset != right])
     case.require(
-        smallest == right and losses[right] < min(losses[o] for o in range(3) if o != right) - 1,
+        losses[right] < others.min() - 1,
         f"logits that foretell the token {right} ahead do not have the smallest loss",
         got=f"losses {', '.join(f'{x:.3g}' for x in losses)} for tokens 0, 1 and 2 ahead",
         expected=f"the smallest for {right}",
@@ -173,7 +174,7 @@ def the_smoothed_target_shows_in_the_gradient(case: Case) -> None:
     given = logits.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(case.call(built, given, labels).sum(), given)
     if case.subject.fact("shifts_labels"):
-        case.require(not bool(gradient[:, -1].any()), "the last position has a gradient though nothing follows it")
+        case.require(~gradient[:, -1].any(), "the last position has a gradient though nothing follows it")
         logits, labels, gradient = logits[:, :-1], labels[:, 1:], gradient[:, :-1]
     counted = labels != _ignore(case.subject)
     target = logits.double().softmax(-1) - gradient.double() * int(counted.sum())
@@ -246,7 +247,7 @@ def the_loss_is_finite_and_not_negative(case: Case) -> None:
     if not (empty and wanted == "nan"):
         case.finite(loss, "the loss is NaN or infinite" + (" where nothing is to be predicted" if empty else ""))
         case.require(
-            float(loss.detach()) >= -_bound(given),
+            (loss.detach() >= -_bound(given)).all(),
             "the loss is negative",
             got=f"{float(loss.detach()):.4g}",
             expected=">= 0",
@@ -255,6 +256,6 @@ def the_loss_is_finite_and_not_negative(case: Case) -> None:
         case.finite(gradient, "the gradient of the loss is NaN or infinite")
     else:
         case.require(
-            bool(loss.isnan()), "the loss of nothing is declared NaN and is not", got=f"{float(loss.detach()):.4g}"
+            loss.isnan().all(), "the loss of nothing is declared NaN and is not", got=f"{float(loss.detach()):.4g}"
         )
     case.witness()

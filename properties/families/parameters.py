@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import surplus_cause
 from veriformer.properties.definitions.counts import COUNTED, expected_count, total, why_unknown
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
@@ -58,14 +58,15 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
     built = case.built()
     module = _is_module(case, built)
     components = expected_count(case.subject, built.config)
-    wanted, before = total(components), count(module)
+    wanted, before = total(components), case.apply(count, module)
     case.integer("calls", 0, 1)
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
-    for got, when in ((before, ""), (count(module), " after a call")):
+    for got, when in ((before, ""), (case.apply(count, module), " after a call")):
         listed = ", ".join(f"{c.times} x {c.name} {c.each:,}" for c in components if c.times and c.each)
-        case.require(
-            got == wanted,
+        case.equal(
+            got,
+            wanted,
             f"the model has {got:,} parameters{when}, the formula gives {wanted:,}",
             got=f"{got:,}",
             expected=f"{wanted:,} = {listed}",
@@ -73,6 +74,11 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
             cause=lambda: surplus_cause(before - wanted, components, built.config),
         )
     case.witness()
+
+
+def move(module: nn.Module, there: torch.dtype, back: torch.dtype) -> None:
+    """Move a module to a dtype and back."""
+    module.to(there).to(back)
 
 
 def _reachable(value: Any, name: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -87,8 +93,9 @@ def _reachable(value: Any, name: str, depth: int = 3) -> Iterator[tuple[str, Any
             yield from _reachable(item, f"{name}[{key!r}]", depth - 1)
 
 
-def _hidden(module: nn.Module) -> Iterator[str]:
+def hidden_parts(module: nn.Module) -> list[str]:
     """Name trainable tensors and modules that hang on plain attributes, which parameters() does not see."""
+    hidden_names = []
     known = {id(p) for p in (*module.parameters(), *module.buffers(), *module.modules())}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -104,7 +111,8 @@ def _hidden(module: nn.Module) -> Iterator[str]:
                 else:
                     hidden = isinstance(found, nn.Parameter)
                 if hidden and id(found) not in known:
-                    yield label
+                    hidden_names.append(label)
+    return hidden_names
 
 
 @holds(
@@ -123,19 +131,23 @@ def nothing_is_left_behind(case: Case) -> None:
     """
     built = case.built()
     module = _is_module(case, built)
-    hidden = next(_hidden(module), None)
-    case.require(
-        hidden is None,
-        f"{hidden!r} holds parameters and is not registered: it is neither saved, moved nor trained",
+    hidden = case.apply(hidden_parts, module)
+    case.equal(
+        hidden,
+        [],
+        f"{hidden[0] if hidden else ''!r} holds parameters and is not registered: "
+        "it is neither saved, moved nor trained",
         got="a plain attribute",
         expected="a registered module, parameter or buffer",
     )
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     before = case.call(built, *tensors, *inputs.extras).detach().clone()
-    twins: list[tuple[str, nn.Module]] = [("deepcopy", copy.deepcopy(module))]
+    twins: list[tuple[str, nn.Module]] = [("deepcopy", case.copy_of(built).module)]
     wide = torch.float64 if torch.float64 in judged_dtypes(case.bench) else built.dtype
-    twins.append(("moving to another dtype and back", copy.deepcopy(module).to(wide).to(built.dtype)))
+    moved = case.copy_of(built).module
+    case.apply(move, moved, wide, built.dtype)
+    twins.append(("moving to another dtype and back", moved))
     if case.subject.build is not None:
         other = _is_module(case, case.built(dtype=built.dtype, raw=True, fresh=True))
         try:
@@ -178,28 +190,35 @@ def tying_survives(case: Case) -> None:
         config.d_model,
     )  # a vocabulary may have rows that are never drawn
 
-    def matrices(of: nn.Module) -> int:
-        return len({id(p) for p in of.parameters() if tuple(p.shape) == shape})
-
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
-    output.square().mean().backward()
-    optimiser.step()
-    twin = copy.deepcopy(module)
+    case.apply(step, module, output)
+    twin = case.copy_of(built).module
     twin.load_state_dict(module.state_dict())
-    if case.subject.fact("tied") is False and case.subject.kind == "encoder_decoder" and matrices(module) == 2:
+    if case.subject.fact("tied") is False and case.subject.kind == "encoder_decoder" and matrices(module, shape) == 2:
         tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
         if not any(id(m.weight) in tables for m in module.modules() if isinstance(m, nn.Linear)):
             wanted, words = 2, "two matrices, one embedding for both sides"
     for model, when in ((module, "after an optimiser step"), (twin, "after deepcopy and loading a state dict")):
-        case.require(
-            matrices(model) == wanted,
+        case.equal(
+            found := case.apply(matrices, model, shape),
+            wanted,
             f"{when} the embedding and the output projection are not {words}",
-            got=f"{matrices(model)} matrices of {shape[0]} x {shape[1]}",
-            expected=str(wanted),
+            got=f"{found} matrices of {shape[0]} x {shape[1]}",
         )
     case.witness()
+
+
+def step(module: nn.Module, output: Tensor) -> None:
+    """Take one step of an optimiser."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    output.square().mean().backward()
+    optimiser.step()
+
+
+def matrices(module: nn.Module, shape: tuple[int, int]) -> int:
+    """Return how many different parameters have a shape."""
+    return len({id(p) for p in module.parameters() if tuple(p.shape) == shape})
 
 
 def _as_plain(output: Any) -> Any:
@@ -238,12 +257,18 @@ def every_parameter_is_connected(case: Case) -> None:
         hook.remove()
     outputs = [o for o in (output, *tree_leaves([_as_plain(o) for o in raw])) if isinstance(o, Tensor)]
     reached = [o for o in outputs if o.requires_grad and o.is_floating_point()]
-    case.require(bool(reached), "the output is connected to no parameter", got="no gradient", expected="gradients")
-    total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()
-    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-    unused = [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
     case.require(
-        not unused,
+        torch.stack([case.apply(has_graph, o) for o in (outputs if not reached else reached[:1])]).any(),
+        "the output is connected to no parameter",
+        got="no gradient",
+        expected="gradients",
+    )
+    total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True, retain_graph=True)
+    unused = [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
+    case.equal(
+        case.apply(not_reached, module, total) if unused else [],
+        [],
         f"{len(unused)} of {len(named)} parameters are not connected to the output",
         got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
         expected="a gradient for each",
@@ -255,7 +280,7 @@ def every_parameter_is_connected(case: Case) -> None:
             parameter.copy_(case.normal(*kept.shape, dtype=kept.dtype) * (size_of(kept) or 1.0))
             moved = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
             parameter.copy_(kept)
-        changed = float((moved - output).detach().abs().max())
+        changed = (moved - output).detach().abs().max()
         case.require(
             changed <= case.tolerance(built) * size_of(output.detach()),
             f"the output depends on {name}, and its gradient is zero everywhere",
@@ -264,6 +289,13 @@ def every_parameter_is_connected(case: Case) -> None:
             cause=lambda: "a choice (argmax, top-k, rounding) is made without a weight that is differentiable",
         )
     case.witness()
+
+
+def not_reached(module: nn.Module, total: Tensor) -> list[str]:
+    """Return the names of the parameters that a number does not depend on."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    return [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
 
 
 _PUBLISHED = (
@@ -307,9 +339,10 @@ def published_sizes_give_published_counts(case: Case) -> None:
     assert case.subject.build is not None
     with torch.device("meta"):
         module = case.bench.call(case.subject.build, config)
-    wanted, got = total(expected_count(case.subject, config)), count(module)
-    case.require(
-        got == wanted,
+    wanted, got = total(expected_count(case.subject, config)), case.apply(count, module)
+    case.equal(
+        got,
+        wanted,
         f"at d_model={config.d_model} the model has {got:,} parameters, the formula gives {wanted:,}",
         got=f"{got:,}",
         expected=f"{wanted:,}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from veriformer.properties.bench.compiling import why_not_compiled
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, makes_choices, tolerance_of
-from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
@@ -57,7 +56,8 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
             case.witness()
             return
         raise
-    wide = Built(_widened(low.module), low.config, torch.float64, low.is_fresh)
+    wide = replace(case.copy_of(low), dtype=torch.float64)
+    case.apply(_widen, wide.module)
     try:
         expected = case.call(wide, *[_wide(x) for x in tensors], *inputs.extras).detach()
     except SubjectError:
@@ -85,8 +85,9 @@ def _wide(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def _widened(module: Any) -> Any:
-    return copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
+def _widen(module: Any) -> None:
+    if isinstance(module, nn.Module):
+        module.double()
 
 
 @holds(
@@ -118,13 +119,25 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     try:
         got = case.call(built, *tensors, *inputs.extras, path=Path(autocast=True), **given).detach()
     except SubjectError as problem:
-        case.require(False, "it raises under autocast", got=str(problem)[:200], expected="an output")
+        run = case.caller(built, *tensors, *inputs.extras, path=Path(autocast=True))
+        works = False if given else case.apply(runs_under_autocast, run)
+        case.require(works, "it raises under autocast", got=str(problem)[:200], expected="an output")
         return
     real = given["attention_mask"] if given and expected.ndim == 3 else slice(None)
     case.finite(got[real], "under autocast the output is NaN or infinite")
     case.close(got.double()[real], expected.double()[real], "under autocast the output is another one",
                bound=half_tolerance_of(case.bench, built) * size_of(expected), constants_allowed=True)  # fmt: skip
     case.witness()
+
+
+def runs_under_autocast(run: Callable[[], object]) -> Tensor:
+    """Return whether a call works under autocast."""
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            run()
+    except Exception:
+        return torch.tensor(False)
+    return torch.tensor(True)
 
 
 @holds(

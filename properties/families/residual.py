@@ -14,11 +14,12 @@ from torch.nn import functional
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.module_parts import is_norm, layer_lists, silence
-from veriformer.properties.subject.inputs import Inputs, ordinary
+from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 
 _LAYER = ("layer",)
@@ -139,10 +140,10 @@ def the_skip_passes_gradients(case: Case) -> None:
     x = case.normal(2, 4, built.config.d_model, dtype=built.dtype).requires_grad_()
     weight = case.normal(*x.shape, dtype=built.dtype)
     output = case.call(built, x)
-    if not output.requires_grad:
-        case.require(
-            False, "no gradient passes the layer", got="an output cut off from its input", expected="a gradient"
-        )
+    case.require(
+        case.apply(has_graph, output), "no gradient passes the layer", got="an output cut off from its input",
+        expected="a gradient",
+    )  # fmt: skip
     (gradient,) = torch.autograd.grad((output * weight).sum(), x, allow_unused=True)
     got = torch.zeros_like(x) if gradient is None else gradient
     case.close(got, weight, "the skip connection changes the gradient",
@@ -170,14 +171,14 @@ def the_norm_stands_where_declared(case: Case) -> None:
     if case.subject.fact("norm_placement") == "pre":
         drift = (got / large - x.double()).norm() / x.double().norm()
         case.require(
-            float(drift) < 0.1,
+            drift < 0.1,
             "a pre-LN layer does not keep the raw stream",
             got=f"a part of {float(drift):.3g}",
             expected="less than 0.1",
             cause=lambda: _post_cause(square),
         )
     elif built.is_fresh:
-        worst = float((square - 1).abs().max())
+        worst = (square - 1).abs().max()
         case.require(
             worst < 0.02,
             "the output of a post-LN layer is not normalised",
@@ -212,7 +213,7 @@ def attention_alone_collapses(case: Case) -> None:
     """
     built = case.built(raw=True)
     x = case.normal(1, 6, built.config.d_model, dtype=built.dtype) * 0.1
-    limit = max(1e-2, 64 * epsilon(built.dtype)) * _spread(x)
+    limit = max(1e-2, 64 * epsilon(built.dtype)) * float(_spread(x))
     for _ in range(4):
         x = case.call(built, x).detach()
         size = size_of(x)
@@ -225,9 +226,9 @@ def attention_alone_collapses(case: Case) -> None:
     case.witness()
 
 
-def _spread(x: Tensor) -> float:
+def _spread(x: Tensor) -> Tensor:
     wide = x.double()
-    return float((wide - wide.mean(dim=1, keepdim=True)).norm() / wide.norm())
+    return (wide - wide.mean(dim=1, keepdim=True)).norm() / wide.norm()
 
 
 @holds(
@@ -260,11 +261,11 @@ def gradients_reach_the_first_layer(case: Case) -> None:
     output = case.call(built, tokens)
     weight = case.normal(*output.shape, dtype=output.dtype)
     (output * weight).sum().backward()
-    norms = [_gradient_norm(layer) for layer in lists[0]]
-    ratio = norms[-1] / max(norms[0], 1e-300)
-    case.require(1e-3 < ratio < 1e3, "gradients vanish or explode on their way to the first layer",
+    norms = torch.stack([_gradient_norm(layer) for layer in lists[0]])
+    ratio = norms[-1] / norms[0].clamp(min=1e-300)
+    case.require((ratio > 1e-3) & (ratio < 1e3), "gradients vanish or explode on their way to the first layer",
                  got=f"last over first {ratio:.3g}", expected="between 1e-3 and 1e3",
-                 cause=lambda: _vanishing(norms))  # fmt: skip
+                 cause=lambda: _vanishing(norms.tolist()))  # fmt: skip
     case.witness()
 
 
@@ -279,9 +280,9 @@ def _vanishing(norms: list[float]) -> str:
     return f"gradients grow in every layer: are the layers too large at the start? {told}"
 
 
-def _gradient_norm(layer: nn.Module) -> float:
-    squares = [float(p.grad.double().square().sum()) for p in layer.parameters() if p.grad is not None]
-    return sum(squares) ** 0.5
+def _gradient_norm(layer: nn.Module) -> Tensor:
+    squares = [p.grad.double().square().sum() for p in layer.parameters() if p.grad is not None]
+    return torch.stack([torch.zeros((), dtype=torch.float64), *(s.cpu() for s in squares)]).sum().sqrt()
 
 
 @holds(
@@ -304,15 +305,16 @@ def layers_follow_one_another(case: Case) -> None:
     if not lists:
         case.does_not_apply("no list of at least two layers is found in it")
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    run = case.caller(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
     for layers in lists:
-        seen = _watch(case, built, layers, inputs)
-        order = [index for index, _, _ in seen]
+        order, seen = case.apply(passed_through, layers, run)
         if not order:
             case.does_not_apply("its layers are not called as modules")
         if not any(isinstance(made, Tensor) for _, _, made in seen):
             case.does_not_apply("its layers give no tensor that could be compared")
-        case.require(
-            order == list(range(len(layers))),
+        case.equal(
+            order,
+            list(range(len(layers))),
             "the layers are not applied once each, in order",
             got=f"layers {order}",
             expected=f"layers {list(range(len(layers)))}",
@@ -324,10 +326,10 @@ def layers_follow_one_another(case: Case) -> None:
                 case.witness()
 
 
-def _watch(
-    case: Case, built: Built, layers: list[nn.Module], inputs: Inputs
-) -> list[tuple[int, Tensor | None, Tensor | None]]:
-    """Call the model; return for each call of a layer its index, what it got and what it gave."""
+def passed_through(
+    layers: list[nn.Module], run: Callable[[], object]
+) -> tuple[list[int], list[tuple[int, Tensor | None, Tensor | None]]]:
+    """Call a model; return the order of its layers, and for each call of one its index, what it got, what it gave."""
     seen: list[tuple[int, Tensor | None, Tensor | None]] = []
 
     def noting(index: int) -> Callable[..., None]:
@@ -341,11 +343,11 @@ def _watch(
 
     handles = [layer.register_forward_hook(noting(i), with_kwargs=True) for i, layer in enumerate(layers)]
     try:
-        case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+        run()
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return [index for index, _, _ in seen], seen
 
 
 def _order_cause(order: list[int]) -> str | None:

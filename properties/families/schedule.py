@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -100,11 +99,12 @@ def the_noam_rate_rises_and_falls(case: Case) -> None:
 
     steps = sorted({1, 2, max(peak - 1, 1), peak, peak + 1, case.integer("step", 1, 4 * warmup + 8)})
     _follows(case, built, formula, steps, formula(max(peak - moved, 1)))
-    rates = [_rate(case, built, max(step - moved, 1)) for step in (peak - 1, peak, peak + 1)]
-    case.require(max(rates) <= rates[1] * (1 + _BOUND), "the rate is not highest at the end of the warm-up",
-                 got=", ".join(f"{rate:.6g}" for rate in rates), expected="the middle one highest")  # fmt: skip
-    first = _rate(case, built, 0)
-    case.require(math.isfinite(first) and first > 0, "the rate at step 0 is not a positive number", got=f"{first:.4g}",
+    around = [_rate(case, built, max(step - moved, 1)) for step in (peak - 1, peak, peak + 1)]
+    rates = torch.tensor(around, dtype=torch.float64)
+    case.require(rates.max() <= rates[1] * (1 + _BOUND), "the rate is not highest at the end of the warm-up",
+                 got=", ".join(f"{rate:.6g}" for rate in around), expected="the middle one highest")  # fmt: skip
+    first = torch.tensor(_rate(case, built, 0), dtype=torch.float64)
+    case.require(first.isfinite() & (first > 0), "the rate at step 0 is not a positive number", got=f"{first:.4g}",
                  expected="> 0", cause=lambda: "the first update is wasted" if first == 0 else None)  # fmt: skip
     case.witness()
 
@@ -120,11 +120,13 @@ def _falling(case: Case, fall: Callable[[float], float]) -> None:
 
     later = sorted({warmup, warmup + 1, (warmup + total) // 2, total, total + 5, case.integer("step", warmup, total)})
     _follows(case, built, formula, later, peak)
-    rising = [_rate(case, built, step) for step in range(0, warmup + 1, max(1, warmup // 16))]
+    steps = range(0, warmup + 1, max(1, warmup // 16))
+    rising = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
+    before, after = rising[:-1], rising[1:] * (1 + _BOUND)
     case.require(
-        all(0 <= a <= b * (1 + _BOUND) <= peak * (1 + 2 * _BOUND) for a, b in itertools.pairwise(rising)),
+        ((before >= 0) & (before <= after) & (after <= peak * (1 + 2 * _BOUND))).all(),
         "the rate does not rise through the warm-up",
-        got=", ".join(f"{rate:.3g}" for rate in rising[:8]),
+        got=", ".join(f"{rate:.3g}" for rate in rising[:8].tolist()),
     )
     case.witness()
 
@@ -164,7 +166,7 @@ def _groups(case: Case, built: Built) -> list[dict[str, Any]]:
     fits = isinstance(groups, list | tuple) and all(isinstance(g, dict) and "params" in g for g in groups)
     if not fits:
         raise SubjectError("forward did not return a list of groups with 'params', as an optimiser takes it")
-    return [{**group, "params": list(group["params"])} for group in groups]
+    return groups
 
 
 @holds(
@@ -184,21 +186,36 @@ def norms_and_biases_do_not_decay(case: Case) -> None:
     """
     built = case.built(dtype=torch.float32, raw=True)
     groups = _groups(case, built)
-    owner = {id(p): (name, module) for name, module in built.module.named_modules() for p in module.parameters(False)}
-    names = {id(p): name for name, p in built.module.named_parameters() if p.requires_grad}
-    listed = [id(p) for group in groups for p in group["params"]]
-    lost = [name for key, name in names.items() if key not in listed]
-    twice = [names.get(key, "?") for key in set(listed) if listed.count(key) > 1]
-    case.require(not lost, "a parameter stands in no group", got=", ".join(lost[:3]), expected="every one in a group")
-    case.require(not twice, "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one")
-    for group in groups:
-        decay = float(group.get("weight_decay", 0.0))
-        for parameter in group["params"]:
-            _, module = owner[id(parameter)]
-            name = names.get(id(parameter), "?")
-            is_norm = "norm" in type(module).__name__.lower() or isinstance(module, nn.LayerNorm | nn.RMSNorm)
-            if is_norm or parameter.ndim < 2:
-                case.require(decay == 0, f"{name} decays", got=f"weight_decay {decay:g}", expected="0")
-            elif isinstance(module, nn.Linear):
-                case.require(decay > 0, f"{name} does not decay", got="weight_decay 0", expected="> 0")
+    lost, twice, decaying, still = case.apply(misplaced, built.module, groups)
+    case.equal(lost, [], "a parameter stands in no group", got=", ".join(lost[:3]), expected="every one in a group")
+    case.equal(twice, [], "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one")
+    case.equal(decaying, [], f"{decaying[0][0] if decaying else ''} decays",
+               got=f"weight_decay {decaying[0][1] if decaying else 0:g}", expected="0")  # fmt: skip
+    case.equal(still, [], f"{still[0] if still else ''} does not decay", got="weight_decay 0", expected="> 0")
     case.witness()
+
+
+def misplaced(
+    module: nn.Module, groups: list[dict[str, Any]]
+) -> tuple[list[str], list[str], list[tuple[str, float]], list[str]]:
+    """Return the parameters that stand in no group, that stand in two, that decay, and that do not, wrongly.
+
+    Args:
+        module: that has them.
+        groups: as an optimiser takes them.
+    """
+    owner = {id(p): part for part in module.modules() for p in part.parameters(False)}
+    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    listed = [(id(p), p, float(group.get("weight_decay", 0.0))) for group in groups for p in group["params"]]
+    keys = [key for key, _, _ in listed]
+    lost = [name for key, name in names.items() if key not in keys]
+    twice = [names.get(key, "?") for key in set(keys) if keys.count(key) > 1]
+    decaying, still = [], []
+    for key, parameter, decay in listed:
+        part = owner.get(key)
+        is_norm = "norm" in type(part).__name__.lower() or isinstance(part, nn.LayerNorm | nn.RMSNorm)
+        if (is_norm or parameter.ndim < 2) and decay != 0:
+            decaying.append((names.get(key, "?"), decay))
+        elif not is_norm and parameter.ndim >= 2 and isinstance(part, nn.Linear) and not decay > 0:
+            still.append(names.get(key, "?"))
+    return lost, twice, decaying, still

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ def rows_lie_on_a_sphere(case: Case) -> None:
     built = case.built()
     table = _table(case, built, min(case.integer("T", 2, 200), _reach(case)))
     width, rounding = table.shape[1], 2 * epsilon(torch.float32) + 2 * epsilon(table.dtype)
-    largest = float(table.abs().amax())
+    largest = table.abs().amax()
     case.require(largest <= 1 + rounding, "a value lies outside [-1, 1]", got=f"{largest:.6g}", expected="at most 1")
     if width % 2 == 0:
         squares = table.double().square().sum(dim=1)
@@ -212,7 +212,7 @@ def positions_are_distinct(case: Case) -> None:
     length = min(case.choice("T", (64, 300, 1000)), _reach(case))
     table = _table(case, built, length).double()
     apart = torch.cdist(table, table) + torch.eye(length, dtype=torch.float64) * 1e9
-    smallest = float(apart.min())
+    smallest = apart.min()
     limit = 64 * epsilon(torch.float32) * table.shape[1] ** 0.5
     case.require(
         smallest > limit,
@@ -275,20 +275,18 @@ def nothing_is_trained(case: Case) -> None:
     before = _table(case, built, length)
     if not isinstance(module, nn.Module):
         case.reject("no module")
-    trained = [name for name, p in module.named_parameters() if p.requires_grad]
-    case.require(
-        not trained, f"the parameter {trained[0] if trained else ''!r} is trainable", got=str(trained), expected="none"
+    trained = case.apply(trained_parameters, module)
+    case.equal(trained, [], f"the parameter {trained[0] if trained else ''!r} is trainable", expected="none")
+    behind = case.apply(left_behind, module)
+    case.equal(
+        behind,
+        [],
+        f"the tensor {behind[0][0] if behind else ''!r} stays behind when the module is moved to float64: "
+        "it is no buffer",
+        got=behind[0][1] if behind else "",
+        expected="torch.float64",
     )
-    for part in copy.deepcopy(module).to(torch.float64).modules():
-        for name, value in vars(part).items():
-            stays = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-            case.require(
-                not stays,
-                f"the tensor {name!r} stays behind when the module is moved to float64: it is no buffer",
-                got=str(getattr(value, "dtype", "")),
-                expected="torch.float64",
-            )
-    twin = replace(built, module=copy.deepcopy(module))
+    twin = case.copy_of(built)
     twin.module.load_state_dict(module.state_dict())
     case.close(
         _table(case, twin, length),
@@ -298,6 +296,18 @@ def nothing_is_trained(case: Case) -> None:
         constants_allowed=True,
     )
     case.witness()
+
+
+def trained_parameters(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that are trained."""
+    return [name for name, p in module.named_parameters() if p.requires_grad]
+
+
+def left_behind(module: nn.Module) -> list[tuple[str, str]]:
+    """Return the floating point tensors that do not become float64 when a module does, each with its dtype."""
+    moved = copy.deepcopy(module).to(torch.float64)
+    tensors = [(name, x) for part in moved.modules() for name, x in vars(part).items() if isinstance(x, Tensor)]
+    return [(name, str(x.dtype)) for name, x in tensors if x.is_floating_point() and x.dtype != torch.float64]
 
 
 @holds(
@@ -317,7 +327,7 @@ def lengths_are_not_silently_cut(case: Case) -> None:
     length = int(built.config.max_len) + case.integer("beyond", 1, 5)
     case.witness()
     try:
-        table = _table(case, built, length)
+        _table(case, built, length)
     except SubjectError as problem:
         cut = "forward returned shape" in str(problem)
         case.require(
@@ -331,7 +341,19 @@ def lengths_are_not_silently_cut(case: Case) -> None:
             not works, "lengths beyond max_len are declared to work and raise", got=str(problem), expected="rows"
         )
         return
-    repeated = torch.cdist(table[built.config.max_len :].double(), table[: built.config.max_len].double()).amin()
-    case.require(
-        float(repeated) > 1e-6, "beyond max_len earlier rows come again", got="equal rows", expected="new ones"
-    )
+    apart = case.apply(nearest_repeat, case.caller(built, length), int(built.config.max_len))
+    case.require(apart > 1e-6, "beyond max_len earlier rows come again", got="equal rows", expected="new ones")
+
+
+def nearest_repeat(run: Callable[[], Tensor], max_len: int) -> Tensor:
+    """Return how near the rows beyond `max_len` come to earlier ones; infinite where an error says that there are none.
+
+    Args:
+        run: gives the table `[T, D]`, T > max_len.
+        max_len: rows that it is made for.
+    """
+    try:
+        table = run().detach().double()
+    except Exception:
+        return torch.tensor(torch.inf)
+    return torch.cdist(table[max_len:], table[:max_len]).amin()

@@ -56,11 +56,11 @@ def rows_lie_on_the_simplex(case: Case) -> None:
     built = case.built()
     weights = _weights(case, built).detach()
     sums = weights.double().sum(dim=-1)
-    case.require(bool((weights >= 0).all()), "a weight is negative", got=f"{float(weights.min()):.3g}", expected=">= 0")
+    case.require((weights >= 0).all(), "a weight is negative", got=f"{float(weights.min()):.3g}", expected=">= 0")
     # every weight is rounded once (u each, adding to u), the sum before the division over S terms once more
     bound = 2 * rounding_bound(built.dtype, weights.shape[-1])
     if case.subject.fact("sink"):
-        case.require(bool((sums <= 1 + bound).all()), "a row sums to more than one", got=f"{float(sums.max()):.6g}")
+        case.require((sums <= 1 + bound).all(), "a row sums to more than one", got=f"{float(sums.max()):.6g}")
     else:
         case.close(
             sums,
@@ -277,7 +277,7 @@ def order_is_preserved(case: Case) -> None:
     better = scores[:, :, None] > scores[:, None, :]
     drop = (got[:, None, :] - got[:, :, None])[better]
     case.require(
-        bool((drop <= 0).all()),
+        (drop <= 0).all(),
         "a higher score gets a lower weight",
         got=f"{float(drop.amax()) if drop.numel() else 0:.3g}",
     )

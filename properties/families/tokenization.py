@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.segmentation import (
+    as_dict,
+    as_list,
+    as_pairs,
+    differ,
+    is_without,
+    listed,
+    longest_pieces,
+    merged_ids,
+    probabilities,
+    rare_merge,
+    times_more,
+)
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -56,7 +66,7 @@ def _encode(case: Case, built: Built, text: str) -> list[int]:
     ids = output.tolist() if hasattr(output, "tolist") else output
     if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
         raise SubjectError(f"forward returned {type(output).__name__}, where a list of token ids is required")
-    return list(ids)
+    return ids if isinstance(ids, list) else case.apply(as_list, ids)
 
 
 def _text(case: Case) -> str:
@@ -81,13 +91,7 @@ def decoding_gives_back_the_text(case: Case) -> None:
     """
     built, text = _built(case), _text(case)
     got = case.ask("decode", _encode(case, built, text), built=built)
-    case.require(
-        got == text,
-        "decoding the ids gives another text",
-        got=repr(got)[:120],
-        expected=repr(text)[:120],
-        cause=lambda: _lost(text, str(got)),
-    )
+    case.equal(got, text, "decoding the ids gives another text", cause=lambda: _lost(text, str(got)))
     case.witness()
 
 
@@ -114,10 +118,11 @@ def the_same_text_gives_the_same_ids(case: Case) -> None:
     first = _encode(case, built, text)
     between = _encode(case, built, other)
     again = _encode(case, built, text)
-    case.require(first == again, "the same text gives other ids the second time", got=str(again)[:120],
-                 expected=str(first)[:120])  # fmt: skip
+    case.equal(again, first, "the same text gives other ids the second time")
     if text != other and case.subject.fact("reversible"):
-        case.require(first != between, "two texts have the same ids", got=f"{text!r} and {other!r}"[:120])
+        case.require(
+            case.apply(differ, first, between), "two texts have the same ids", got=f"{text!r} and {other!r}"[:120]
+        )
     case.witness()
 
 
@@ -138,8 +143,8 @@ def bytes_are_never_unknown(case: Case) -> None:
     unknown = case.subject.fact("unknown_id")
     for part in (text, *dict.fromkeys(text)):
         ids = _encode(case, built, part)
-        case.require(unknown is None or unknown not in ids, "a text has an unknown token", got=repr(part)[:80])
-        case.require(bool(ids) or not part, "a text has no token at all", got=repr(part)[:80])
+        case.require(case.apply(is_without, ids, unknown), "a text has an unknown token", got=repr(part)[:80])
+        case.require(case.apply(differ, ids, []) if part else True, "a text has no token at all", got=repr(part)[:80])
     case.witness()
 
 
@@ -158,18 +163,22 @@ def special_tokens_are_never_cut(case: Case) -> None:
     specials: Mapping[str, int] = case.subject.fact("specials")
     special = case.choice("special", tuple(specials))
     before, after = case.text("before", "ab ", 6), case.text("after", "ab ", 6)
-    without = Counter(_encode(case, built, before + after))
-    having = Counter(_encode(case, built, before + special + after))
+    without = _encode(case, built, before + after)
+    having = _encode(case, built, before + special + after)
     wanted = specials[special]
-    case.require(
-        having[wanted] == without[wanted] + 1,
+    more = case.apply(times_more, wanted, having, without)
+    case.equal(
+        more,
+        1,
         f"the special token {special!r} does not become its own id",
-        got=f"id {wanted} {having[wanted] - without[wanted]} times more than without it",
+        got=f"id {wanted} {more} times more than without it",
         expected="once more",
     )
     almost = special[:-1]
-    case.require(
-        Counter(_encode(case, built, before + almost + after))[wanted] == without[wanted] or almost in specials,
+    cut = _encode(case, built, before + almost + after)
+    case.equal(
+        0 if almost in specials else case.apply(times_more, wanted, cut, without),
+        0,
         f"{almost!r} gives the id of the special token {special!r}",
         got=f"id {wanted}",
     )
@@ -178,23 +187,12 @@ def special_tokens_are_never_cut(case: Case) -> None:
 
 def _segments(case: Case, built: Built, text: str) -> list[list[str]]:
     """Return the words of a text as lists of symbols."""
-    words = case.ask("words", text, built=built)
-    return [list(word) for word in words]
+    return case.apply(listed, case.ask("words", text, built=built))
 
 
 def _pieces(case: Case, built: Built) -> tuple[dict[int, str], dict[str, int]]:
-    vocabulary = dict(case.ask("vocabulary", built=built))
+    vocabulary = case.apply(as_dict, case.ask("vocabulary", built=built))
     return {index: piece for piece, index in vocabulary.items()}, vocabulary
-
-
-def _agree(case: Case, text: str, got: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    place = next((i for i, pair in enumerate(itertools.zip_longest(got, expected)) if pair[0] != pair[1]), None)
-    case.require(
-        place is None,
-        f"{what} for {text!r}"[:150],
-        got=str(list(got))[:120],
-        expected=str(list(expected))[:120],
-    )
 
 
 @holds(
@@ -214,57 +212,31 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     """
     built = _built(case)
     _, vocabulary = _pieces(case, built)
-    merges = [tuple(pair) for pair in case.ask("merges", built=built)]
+    merges = case.apply(as_pairs, case.ask("merges", built=built))
     plain = [joined for pair in merges if (joined := "".join(pair)).isascii() and joined.isalpha()]
     parts = [case.choice("part", plain or ["ab"]) for _ in range(case.integer("parts", 1, 4))]
     text = "".join(parts) + case.text("text", _FEW_LETTERS, 10)
-    expected = [vocabulary.get(p, -1) for word in _segments(case, built, text) for p in _applied(word, merges)]
-    _agree(case, text, _encode(case, built, text), expected, "the ids are not those of the merges in order")
+    expected = case.apply(merged_ids, _segments(case, built, text), merges, vocabulary)
+    case.equal(_encode(case, built, text), expected, f"the ids are not those of the merges in order for {text!r}"[:150])
     if case.subject.train is not None:
         drawn = torch.randint(len(_FEW_LETTERS), (case.integer("corpus", 4, 80),), generator=case.generator)
         _judge_training(case, "".join(_FEW_LETTERS[i] for i in drawn.tolist()))
     case.witness()
 
 
-def _applied(symbols: list[str], merges: Sequence[tuple[str, ...]]) -> list[str]:
-    """Apply every merge, the first learnt first, wherever it fits: the definition, without a priority queue."""
-    for pair in merges:
-        if len(symbols) > 1 and pair[0] in symbols:
-            symbols = _join(symbols, pair)
-    return symbols
-
-
-def _join(symbols: list[str], pair: tuple[str, ...]) -> list[str]:
-    joined: list[str] = []
-    at = 0
-    while at < len(symbols):
-        width = 2 if tuple(symbols[at : at + 2]) == pair else 1
-        joined.append("".join(symbols[at : at + width]))
-        at += width
-    return joined
-
-
 def _judge_training(case: Case, corpus: str) -> None:
     size = 262
     trained = case.ask("train", [corpus], size)
     model = Built(trained, case.config(), torch.float32, is_fresh=False)
-    words = Counter(tuple(word) for word in _segments(case, model, corpus))
-    for number, pair in enumerate(case.ask("merges", built=model)):
-        counts: Counter[tuple[str, str]] = Counter()
-        for symbols, times in words.items():
-            for neighbours in itertools.pairwise(symbols):
-                counts[neighbours] += times
-        most = max(counts.values(), default=0)
-        case.require(
-            counts[tuple(pair)] == most,
-            f"merge {number + 1} of the training on {corpus!r} is not a most frequent pair"[:150],
-            got=f"{tuple(pair)}, which occurs {counts[tuple(pair)]} times",
-            expected=f"a pair that occurs {most} times, as {next(iter(counts.most_common(1)), ('none',))[0]}",
-        )
-        merged: Counter[tuple[str, ...]] = Counter()
-        for symbols, times in words.items():
-            merged[tuple(_join(list(symbols), tuple(pair)))] += times
-        words = merged
+    wrong = case.apply(rare_merge, _segments(case, model, corpus), case.ask("merges", built=model))
+    number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
+    case.equal(
+        wrong,
+        (),
+        f"merge {number} of the training on {corpus!r} is not a most frequent pair"[:150],
+        got=f"{pair}, which occurs {occurs} times",
+        expected=f"a pair that occurs {most} times, as {better}",
+    )
 
 
 @holds(
@@ -294,24 +266,9 @@ def the_longest_piece_is_taken(case: Case) -> None:
         words.append(start + "".join(rest))
     text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!"))
     unknown = int(case.subject.fact("unknown_id"))
-    expected: list[int] = []
-    for symbols in _segments(case, built, text):
-        expected += _greedy("".join(symbols), vocabulary, unknown)
-    _agree(case, text, _encode(case, built, text), expected, "the ids are not those of the longest pieces")
+    expected = case.apply(longest_pieces, _segments(case, built, text), vocabulary, unknown)
+    case.equal(_encode(case, built, text), expected, f"the ids are not those of the longest pieces for {text!r}"[:150])
     case.witness()
-
-
-def _greedy(word: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]:
-    ids: list[int] = []
-    start = 0
-    while start < len(word):
-        mark = "##" if start else ""
-        fits = [end for end in range(start + 1, len(word) + 1) if mark + word[start:end] in vocabulary]
-        if not fits:
-            return [unknown]
-        ids.append(vocabulary[mark + word[start : fits[-1]]])
-        start = fits[-1]
-    return ids
 
 
 @holds(
@@ -326,28 +283,16 @@ def _greedy(word: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]
 def the_most_probable_segmentation_is_returned(case: Case) -> None:
     """By enumeration of all ways to cut short words; of equally probable ones any may be returned."""
     built = _built(case)
-    names, _ = _pieces(case, built)
-    scores = dict(case.ask("scores", built=built))
+    names, vocabulary = _pieces(case, built)
+    scores = case.apply(as_dict, case.ask("scores", built=built))
     known = sorted((piece for piece in scores if piece.isalpha()), key=lambda piece: (len(piece), piece))
     text = "".join(case.choice("part", known) for _ in range(case.integer("parts", 1, 4)))[:LONGEST]
     ids = _encode(case, built, text)
-    got = sum(scores.get(names.get(i, ""), -math.inf) for i in ids)
-    symbols = [s for word in _segments(case, built, text) for s in word]
-    best = max((sum(scores[p] for p in way) for way in _ways("".join(symbols), scores)), default=-math.inf)
+    got, best = case.apply(probabilities, ids, _segments(case, built, text), vocabulary, scores)
     case.require(
-        got >= best - 1e-5 * max(1.0, abs(best)),
+        got >= best - 1e-5 * best.abs().clamp(min=1.0),
         f"a more probable segmentation of {text!r} exists",
         got=f"{[names.get(i, '?') for i in ids]}, log probability {got:.6g}"[:150],
         expected=f"{best:.6g}",
     )
     case.witness()
-
-
-def _ways(word: str, scores: Mapping[str, float]) -> Iterator[list[str]]:
-    """Go through all segmentations of a word into known pieces."""
-    if not word:
-        yield []
-    for end in range(1, len(word) + 1):
-        if word[:end] in scores:
-            for rest in _ways(word[end:], scores):
-                yield [word[:end], *rest]

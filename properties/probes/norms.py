@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,20 +27,25 @@ class NormModel:
         centred: whether m is the mean (LayerNorm) rather than 0 (RMSNorm).
         gain: `[D]` float64.
         bias: `[D]` float64.
-        eps: inside the root.
+        eps: inside the root, float64.
     """
 
     centred: bool
     gain: Tensor
     bias: Tensor
-    eps: float
+    eps: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return what the formula gives for x `[..., D]`, float64."""
-        x = x.double()
-        if self.centred:
-            x = x - x.mean(dim=-1, keepdim=True)
-        return self.gain * x / (x.square().mean(dim=-1, keepdim=True) + self.eps).sqrt() + self.bias
+        return self.gain * normalised(x, self.centred, self.eps) + self.bias
+
+
+def normalised(x: Tensor, centred: bool, eps: Tensor | float) -> Tensor:
+    """Return (x - m) / sqrt(v + eps), float64."""
+    x = x.double()
+    if centred:
+        x = x - x.mean(dim=-1, keepdim=True)
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
 
 
 def is_centred(case: Case, built: Built) -> bool:
@@ -67,26 +73,37 @@ def read_off(case: Case, built: Built) -> NormModel:
     Where the gain can be read from the module (as it is, or with 1 added) and the answers are within a tenth of it, the
     module's counts: else a variance over d - 1 would pass for a gain.
     """
-    centred, x = is_centred(case, built), _spread(case, built)
-    up, down = (case.call(built, sign * x)[0, 0].detach().double() for sign in (1, -1))
+    centred = is_centred(case, built)
+    return NormModel(centred, *case.apply(constants, case.caller(built), built.module, _spread(case, built), centred))
+
+
+def constants(call: Callable[[Tensor], Tensor], module: object, x: Tensor, centred: bool) -> tuple[Tensor, ...]:
+    """Return the gain, the bias and the epsilon of a norm; see `read_off`.
+
+    Args:
+        call: gives its answers.
+        module: that it is, if it is one.
+        x: one token `[1, 1, D]` at the scale LARGE.
+        centred: whether it subtracts the mean.
+    """
+    up, down = (call(sign * x)[0, 0].detach().double() for sign in (1, -1))
     bias, half = (up + down) / 2, (up - down) / 2
-    plain = NormModel(centred, torch.ones_like(half), torch.zeros_like(half), 0.0)
-    gain = _readable_gain(built, half / plain(x)[0, 0])
-    best, eps = 2.0, 0.0
-    for scale in _SMALL if built.dtype in (torch.float32, torch.float64) else ():
+    gain = _readable_gain(module, half / normalised(x, centred, 0.0)[0, 0])
+    best, eps = 2.0, torch.zeros((), dtype=torch.float64)
+    for scale in _SMALL if x.dtype in (torch.float32, torch.float64) else ():
         small = (x * (scale / LARGE)).detach()
-        odd = (case.call(built, small) - case.call(built, -small))[0, 0].detach().double() / 2
-        ratio = float((odd / (gain * plain(small)[0, 0])).mean())
-        if 0 < ratio < 1 - 100 * epsilon(built.dtype) and abs(ratio - 0.7) < best:
-            best = abs(ratio - 0.7)
+        odd = (call(small) - call(-small))[0, 0].detach().double() / 2
+        ratio = (odd / (gain * normalised(small, centred, 0.0)[0, 0])).mean()
+        if 0 < ratio < 1 - 100 * epsilon(x.dtype) and abs(float(ratio) - 0.7) < best:
+            best = abs(float(ratio) - 0.7)
             centre = small.double() - small.double().mean() if centred else small.double()
-            eps = float(centre.square().mean()) * (ratio**-2 - 1)
-    return NormModel(centred, gain, bias, eps)
+            eps = centre.square().mean() * (ratio**-2 - 1)
+    return gain, bias, eps
 
 
-def _readable_gain(built: Built, seen: Tensor) -> Tensor:
-    if isinstance(built.module, nn.Module):
-        for parameter in built.module.parameters():
+def _readable_gain(module: object, seen: Tensor) -> Tensor:
+    if isinstance(module, nn.Module):
+        for parameter in module.parameters():
             if parameter.shape == seen.shape:
                 for candidate in (parameter.detach().double(), 1 + parameter.detach().double()):
                     if bool(((seen / candidate - 1).abs() < 0.1).all()):

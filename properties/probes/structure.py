@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
@@ -29,7 +28,7 @@ def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
     if not isinstance(built.module, nn.Module):
         return
     tokens = torch.ones(1, LENGTH, dtype=torch.long, device=bench.device)
-    entering = first_input(built, lambda: case.call(built, tokens))
+    entering = first_input(built.module, built.config.d_model, lambda: case.call(built, tokens))
     if entering is None or entering.shape[1] < LENGTH:
         return
     added = entering[0, -LENGTH:]
@@ -56,21 +55,22 @@ def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
     yield Finding("positions enter", "at the embedding", how, is_fact=False, told=False)
 
 
-def first_input(built: Built, run: Callable[[], Tensor]) -> Tensor | None:
+def first_input(model: nn.Module, width: int, run: Callable[[], object]) -> Tensor | None:
     """Return what the first norm or linear map of a model gets, `[B, T, D]`; None if none gets such a tensor.
 
     Args:
-        built: the model; its module is hooked while it runs.
+        model: hooked while it runs.
+        width: D.
         run: calls it.
     """
     seen: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         given = args[0] if args else None
-        if not seen and isinstance(given, Tensor) and given.ndim == 3 and given.shape[-1] == built.config.d_model:
+        if not seen and isinstance(given, Tensor) and given.ndim == 3 and given.shape[-1] == width:
             seen.append(given.detach().clone())
 
-    takers = [m for m in built.module.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
+    takers = [m for m in model.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
     hooks = [part.register_forward_pre_hook(note) for part in takers]
     try:
         run()

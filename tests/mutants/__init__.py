@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants.documented import Bug, documented
+from veriformer.tests.mutants.mending import mended
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class Fault:
     def bug(self) -> Bug | None:
         """The documented defect that it is a form of."""
         return documented().get(self.id.split("-")[0])
+
+    @property
+    def right(self) -> Subject | None:
+        """The right subject that it was made from; None for a fault that does not say what it changes."""
+        with mended() as left_out:
+            subject = self.subject()
+        return subject if left_out else None
 
     def names(self, cause: str) -> bool:
         """Whether a likely cause named in a failure is the right one."""

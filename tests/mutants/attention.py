@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
+
+
+def right(
+    model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Return attention as it is defined; a causal mask is aligned to the last key."""
+    allow = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool) if attention_mask is None else attention_mask
+    if causal:
+        allow = allow & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+    key, value = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return masked(q @ key.transpose(-2, -1) * q.shape[-1] ** -0.5, allow) @ value
 
 
 @fault(
@@ -119,7 +132,7 @@ def by_distance() -> Subject:
         allow = torch.ones(scores.shape[-2:], dtype=torch.bool) if attention_mask is None else attention_mask
         return masked(scores, allow) @ v
 
-    return Subject(kind="attention", forward=forward)
+    return Subject(kind="attention", forward=put(forward, instead_of=right))
 
 
 @fault(
@@ -176,7 +189,7 @@ def additive_taken_for_binary() -> Subject:
             scores = scores + (1 - additive) * -1e9
         return scores.softmax(-1) @ v
 
-    return Subject(kind="attention", forward=forward)
+    return Subject(kind="attention", forward=put(forward, instead_of=right))
 
 
 @fault(
@@ -200,7 +213,7 @@ def inverted() -> Subject:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         return (scores.softmax(-1) if attention_mask is None else masked(scores, ~attention_mask)) @ v
 
-    return Subject(kind="attention", forward=forward)
+    return Subject(kind="attention", forward=put(forward, instead_of=right))
 
 
 @fault("PM01", "Fully masked row gives NaN output", killed_by=("attention.empty-row",), cause="attend to no key")
@@ -234,7 +247,7 @@ def top_left() -> Subject:
     ) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, is_causal=causal)
 
-    return Subject(kind="attention", forward=forward)
+    return Subject(kind="attention", forward=put(forward, instead_of=right))
 
 
 @fault(
@@ -249,7 +262,7 @@ def strict_diagonal() -> Subject:
         allow = torch.ones(scores.shape[-2:], dtype=torch.bool)
         return masked(scores, allow.tril(k.shape[2] - q.shape[2] - 1) if causal else allow) @ v
 
-    return Subject(kind="attention", forward=forward)
+    return Subject(kind="attention", forward=put(forward, instead_of=right))
 
 
 @fault(
@@ -279,7 +292,7 @@ def tiled_groups() -> Subject:
         times = q.shape[1] // k.shape[1]
         return functional.scaled_dot_product_attention(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1))
 
-    return Subject(kind="attention", forward=forward, declares={"grouped_queries": True})
+    return Subject(kind="attention", forward=put(forward, instead_of=right), declares={"grouped_queries": True})
 
 
 class _Switch:
@@ -306,22 +319,28 @@ def backend_without_mask() -> Subject:
         given = None if _Switch.manual else attention_mask
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=given)
 
-    return Subject(kind="attention", forward=forward, backends={"manual": _manually})
+    return Subject(kind="attention", forward=put(forward, instead_of=right), backends={"manual": _manually})
 
 
-def pairwise(change: Any) -> Subject:
+class Paired(SelfAttention):
+    """Self-attention under a mask of pairs."""
+
+    def __init__(self, config: DrawnConfig, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.change = change
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        scores = self.scores(x)
+        if attention_mask is not None:
+            allow = attention_mask if attention_mask.ndim == 3 else attention_mask[None]
+            scores = scores.masked_fill(~self.change(allow)[:, None], -torch.inf)
+        return self.o(self.merge(scores.softmax(-1).nan_to_num(0.0) @ self.split(self.v(x))))
+
+
+def pairwise(change: Callable[[Tensor], Tensor]) -> Subject:
     """Return multi-head self-attention that takes pairwise masks `[T, S]` or `[B, T, S]`, changed by `change(mask)`."""
-
-    class Paired(SelfAttention):
-        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-            scores = self.scores(x)
-            if attention_mask is not None:
-                allow = attention_mask if attention_mask.ndim == 3 else attention_mask[None]
-                scores = scores.masked_fill(~change(allow)[:, None], -torch.inf)
-            return self.o(self.merge(scores.softmax(-1).nan_to_num(0.0) @ self.split(self.v(x))))
-
-    subject = self_attention(Paired)
-    return replace(subject, mask_forms=("pairwise",))
+    change = put(change, instead_of=lambda allow: allow)
+    return replace(self_attention(), build=lambda c: Paired(c, change), mask_forms=("pairwise",))
 
 
 @fault(

@@ -13,6 +13,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.model import build
 from veriformer.reference.position_bias import NoBias
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put, put_class
 from veriformer.tests.mutants.parts import sized
 
 
@@ -28,6 +29,8 @@ class Turned(nn.Module):
 
 
 def turned(change: Callable[[Tensor, int], Tensor], from_layer: int = 0) -> Subject:
+    change = put(change, instead_of=lambda positions, new: positions)
+
     def make(config: DrawnConfig) -> nn.Module:
         model = build(sized(config, architecture="decoder", positions="rotary"))
         for layer in model.get_submodule("stack.layers").children() if from_layer == 0 else _later(model, from_layer):
@@ -49,6 +52,13 @@ def _decoder(make: Any, cache: Any, positions: str) -> Subject:
         cache=cache,
         declares={"positions": positions, "causal": True},
     )
+
+
+def _plain_decoder(cache: Any, positions: str) -> Subject:
+    def make(config: DrawnConfig) -> nn.Module:
+        return build(sized(config, architecture="decoder", positions=positions))
+
+    return _decoder(make, put(cache, instead_of=_cached), positions)
 
 
 def _cached(model: nn.Module, chunks: Any) -> Tensor:
@@ -124,7 +134,7 @@ def without_bias() -> Subject:
             attention.position_bias = bias  # type: ignore[union-attr,assignment]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="t5")), run, "t5")
+    return _plain_decoder(run, "t5")
 
 
 @fault(
@@ -147,7 +157,7 @@ def rebound() -> Subject:
             cache = own
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), run, "rotary")
+    return _plain_decoder(run, "rotary")
 
 
 @fault(
@@ -162,7 +172,7 @@ def never_used() -> Subject:
             seen += chunk.shape[1]
         return torch.cat(outputs, dim=1)
 
-    return _decoder(lambda c: build(sized(c, architecture="decoder", positions="rotary")), run, "rotary")
+    return _plain_decoder(run, "rotary")
 
 
 class Windowed(nn.Module):
@@ -207,7 +217,7 @@ class Windowed(nn.Module):
 def windowed(cls: type[Windowed]) -> Subject:
     return Subject(
         kind="decoder",
-        build=cls,
+        build=put_class(cls),
         forward=lambda m, tokens: m(tokens),
         cache=lambda m, chunks: m.decode(chunks),
         declares={"positions": "other", "causal": True, "window": Windowed.WINDOW},

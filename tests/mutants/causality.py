@@ -11,7 +11,8 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference import attention as reference_attention
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.parts import CausalLayer, layer, model
+from veriformer.tests.mutants.mending import put
+from veriformer.tests.mutants.parts import CausalLayer, SelfAttention, layer, model
 
 
 class _Shifted(MultiHeadAttention):
@@ -146,6 +147,13 @@ def norm_over_time() -> Subject:
     return model(change, architecture="decoder")
 
 
+class WindowedLayer(CausalLayer):
+    """A causal layer that sees the last three tokens."""
+
+    def allowed(self, length: int) -> Tensor:
+        return super().allowed(length).triu(-2)
+
+
 @fault(
     "CM16",
     "Sliding window not applied",
@@ -153,14 +161,14 @@ def norm_over_time() -> Subject:
     cause="not applied",
 )
 def window_ignored() -> Subject:
-    return layer(CausalLayer, causal=True, positions="none", window=3)
+    return layer(put(CausalLayer, instead_of=WindowedLayer), causal=True, positions="none", window=3)
 
 
 @fault("CM16-one", "Sliding window wider by one than declared", killed_by=("causality.window",), cause="window")
 def window_off_by_one() -> Subject:
-    class Wrong(CausalLayer):
+    class Wrong(WindowedLayer):
         def allowed(self, length: int) -> Tensor:
-            return super().allowed(length).triu(-3)
+            return CausalLayer.allowed(self, length).triu(-3)
 
     return layer(Wrong, causal=True, positions="none", window=3)
 
@@ -172,7 +180,7 @@ def window_off_by_one() -> Subject:
     cause="a causal mask is applied",
 )
 def causal_encoder() -> Subject:
-    return layer(CausalLayer, causal=False, positions="none")
+    return layer(put(CausalLayer, instead_of=SelfAttention), causal=False, positions="none")
 
 
 @fault(

@@ -13,10 +13,13 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import sized
 
 
 def costly(cls: type[nn.Module], **choices: Any) -> Subject:
+    cls = put(cls, instead_of=Once)
+
     def make(config: DrawnConfig) -> nn.Module:
         return cls(build(sized(config, architecture="encoder", **choices)))
 
@@ -24,11 +27,20 @@ def costly(cls: type[nn.Module], **choices: Any) -> Subject:
     return Subject(kind="encoder", build=make, forward=forward, declares=facts)
 
 
-class Twice(nn.Module):
+def fused(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class Once(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.inner(tokens, attention_mask)
+
+
+class Twice(Once):
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         self.inner(tokens, attention_mask)
         return self.inner(tokens, attention_mask)
@@ -64,4 +76,5 @@ def in_full() -> Subject:
     def forward(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
 
+    forward = put(forward, instead_of=fused)
     return Subject(kind="attention", forward=forward, mask_forms=(), declares={"memory": "linear"})

@@ -14,11 +14,13 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.pooling import WeightedPooling
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.init import started
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import CausalLayer, masked, model
 from veriformer.tests.mutants.tokenization import byte_pairs
 
 
 def weights(of: Any) -> Subject:
+    of = put(of, instead_of=torch.softmax)
     return Subject(kind="softmax", forward=lambda m, scores, dim=-1: of(scores, dim), name="softmax")
 
 
@@ -187,7 +189,12 @@ def overwritten_row() -> Subject:
     def change(built: nn.Module) -> None:
         built.embedding.tokens.weight.data.normal_()  # type: ignore[union-attr,operator]
 
-    return started("encoder", change, {"padding_idx": 0})
+    def keep(built: nn.Module) -> None:
+        table: Any = built.get_submodule("embedding.tokens")
+        table.padding_idx = 0
+        table.weight[0] = 0.0
+
+    return started("encoder", change, {"padding_idx": 0}, keep)
 
 
 @fault(

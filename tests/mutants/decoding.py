@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.adapters.reference_models import cached
+from veriformer.properties.adapters.reference_models import forward as plain_forward
+from veriformer.properties.adapters.reference_models import generate as right_generate
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.cache import LayerCache
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import sized
 
 
@@ -21,7 +24,7 @@ def decoder(cache: Any, positions: str = "rotary") -> Subject:
         kind="decoder",
         build=lambda c: build(sized(c, architecture="decoder", positions=positions)),
         forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
-        cache=cache,
+        cache=cache and put(cache, instead_of=cached),
         declares={"positions": positions, "causal": True, "padding_side": "both"},
     )
 
@@ -179,7 +182,7 @@ def generates_wrongly() -> Subject:
             tokens = torch.cat([tokens, model(seen)[:, -1:].argmax(-1)], dim=1)
         return tokens
 
-    return replace(decoder(None), cache=None, generate=generate)
+    return replace(decoder(None), cache=None, generate=put(generate, instead_of=right_generate))
 
 
 @fault(
@@ -193,4 +196,4 @@ def leaks() -> Subject:
         logits = model(tokens, attention_mask)
         return logits + 0.5 * torch.cat([logits[:, 1:], logits[:, -1:]], dim=1)
 
-    return replace(decoder(None), cache=None, forward=forward)
+    return replace(decoder(None), cache=None, forward=put(forward, instead_of=plain_forward))

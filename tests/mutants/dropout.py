@@ -12,6 +12,7 @@ from torch.nn import functional
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 
 
 class Network(nn.Module):
@@ -27,6 +28,7 @@ class Network(nn.Module):
 
 
 def network(drop: Callable[[Any, Tensor], Tensor], cls: type[Network] = Network) -> Subject:
+    drop, cls = put((drop, cls), instead_of=(right, Network))
     return Subject(kind="feed_forward", build=lambda c: cls(c, drop), forward=lambda m, x: m(x))
 
 

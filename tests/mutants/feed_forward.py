@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 
 
 class Gated(nn.Module):
@@ -38,7 +40,15 @@ class Plain(nn.Module):
         return self.down(self.activation(self.up(x)))
 
 
+_ACTIVATIONS: dict[str, Any] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
 def gated(combine: Callable[[Tensor, Tensor], Tensor]) -> Subject:
+    combine = put(combine, instead_of=lambda gate, up: functional.silu(gate) * up)
     return Subject(kind="feed_forward", build=lambda c: Gated(c.d_model, c.d_ff, combine), forward=lambda m, x: m(x),
                    declares={"activation": "swiglu", "bias": True})  # fmt: skip
 
@@ -46,6 +56,8 @@ def gated(combine: Callable[[Tensor, Tensor], Tensor]) -> Subject:
 def plain(
     activation: Callable[[Tensor], Tensor], name: str, forward: Callable[..., Tensor] | None = None, **given: bool
 ) -> Subject:
+    if name in _ACTIVATIONS:
+        activation, forward, given = put((activation, forward, given), instead_of=(_ACTIVATIONS[name], None, {}))
     return Subject(kind="feed_forward", build=lambda c: Plain(c.d_model, c.d_ff, activation, **given),
                    forward=forward or (lambda m, x: m(x)), declares={"activation": name, "bias": True})  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put, put_class
 from veriformer.tests.mutants.parts import SelfAttention, model, projections, self_attention
 
 
@@ -70,12 +71,13 @@ def another_map() -> Subject:
         def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
             return super().weights(scores, mask)
 
+    wrong = put(True, instead_of=False)
     return Subject(
         kind="self_attention",
         build=Wrong,
         forward=lambda m, x: m(x),
         projections=projections,
-        weights=lambda m, x: (m.scores(x) * m.width**0.5).softmax(-1),
+        weights=lambda m, x: (m.scores(x) * (m.width**0.5 if wrong else 1.0)).softmax(-1),
         declares={"causal": False, "positions": "none"},
     )
 
@@ -115,8 +117,13 @@ class _Cross(nn.Module):
         self.attention = nn.MultiheadAttention(config.d_model, config.num_heads, batch_first=True)
 
 
+def attends(m: Any, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+    blocked = None if memory_mask is None else ~memory_mask
+    return m.attention(x, memory, memory, key_padding_mask=blocked, need_weights=False)[0]
+
+
 def _cross(forward: Any) -> Subject:
-    return Subject(kind="cross_attention", build=_Cross, forward=forward)
+    return Subject(kind="cross_attention", build=_Cross, forward=put(forward, instead_of=attends))
 
 
 @fault(
@@ -189,4 +196,4 @@ def model_scaled_by_its_width() -> Subject:
         def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
             return torch.softmax(scores, dim=-1)
 
-    return Subject(kind="layer", build=Wrong, forward=lambda m, x: x + m(x), declares={"causal": False})
+    return Subject(kind="layer", build=put_class(Wrong), forward=lambda m, x: x + m(x), declares={"causal": False})

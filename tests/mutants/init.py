@@ -14,11 +14,15 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import as_it_is, put
 from veriformer.tests.mutants.parts import sized
 
 
-def started(kind: str, change: Any, declares: dict[str, Any] | None = None, **choices: Any) -> Subject:
+def started(
+    kind: str, change: Any, declares: dict[str, Any] | None = None, right: Any = as_it_is, **choices: Any
+) -> Subject:
     """Return a reference model whose initial weights were altered."""
+    change = change if change is as_it_is else put(change, instead_of=right)
 
     def make(config: DrawnConfig) -> nn.Module:
         model = build(sized(config, architecture=kind, **choices))
@@ -32,8 +36,10 @@ def started(kind: str, change: Any, declares: dict[str, Any] | None = None, **ch
 
 @fault("SC01-init", "No scale: attention starts peaked", killed_by=("init.entropy",), cause="sqrt(d_head)")
 def peaked() -> Subject:
+    scale = put(1.0, instead_of=None)
+
     def make(config: Any) -> nn.Module:
-        return MultiHeadAttention(config.d_model, config.num_heads, scale=1.0)
+        return MultiHeadAttention(config.d_model, config.num_heads, scale=scale)
 
     return Subject(
         kind="self_attention", build=make, forward=reference_parts.self_attention,
@@ -48,12 +54,12 @@ def peaked() -> Subject:
     cause="residual connection missing",
 )
 def collapse() -> Subject:
-    return started("encoder", lambda m: None, {"residual": True}, residual=False)
+    return started("encoder", as_it_is, {"residual": True}, residual=put(False, instead_of=True))
 
 
 @fault("IN-default", "torch's default in place of Xavier's", killed_by=("init.xavier",), cause="torch's default")
 def default() -> Subject:
-    return started("encoder", lambda m: None, {"init": "xavier"}, init="default")
+    return started("encoder", as_it_is, {"init": "xavier"}, init=put("default", instead_of="xavier"))
 
 
 @fault(

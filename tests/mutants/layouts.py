@@ -12,6 +12,8 @@ from torch.nn import functional
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.heads import attends
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import SelfAttention, attention, layer, masked, self_attention
 
 
@@ -173,7 +175,7 @@ def unpadded() -> Subject:
             output = output * kept[..., None]
         return output
 
-    return Subject(kind="cross_attention", build=_Cross, forward=forward)
+    return Subject(kind="cross_attention", build=_Cross, forward=put(forward, instead_of=attends))
 
 
 @fault(
@@ -187,7 +189,7 @@ def windowed_memory() -> Subject:
         seen = memory[:, -4:]  # the window of the decoder
         return model.attention(x, seen, seen, need_weights=False)[0]
 
-    return Subject(kind="cross_attention", build=_Cross, forward=forward)
+    return Subject(kind="cross_attention", build=_Cross, forward=put(forward, instead_of=attends))
 
 
 @fault(
@@ -215,19 +217,29 @@ def overflowing_masks() -> Subject:
     return layer(Sums, causal=True, positions="none", padding_side="both")
 
 
+class PostNorm(SelfAttention):
+    """A post-LN layer."""
+
+    def __init__(self, config: DrawnConfig) -> None:
+        super().__init__(config)
+        self.norm1, self.norm2 = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
+        self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
+
+    def change(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        stream = self.norm1(x + super().forward(x, attention_mask))
+        return self.norm2(self.change(stream) + stream)
+
+
 @fault(
     "NM07", "Post-LN residual taken before normalising", killed_by=("residual.identity",), cause="starts before a norm"
 )
 def residual_before_the_norm() -> Subject:
-    class PostNorm(SelfAttention):
-        def __init__(self, config: DrawnConfig) -> None:
-            super().__init__(config)
-            self.norm1, self.norm2 = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
-            self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
-
+    class Wrong(PostNorm):
         def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-            summed = x + super().forward(x, attention_mask)
-            inner = self.down(self.up(self.norm1(summed)).relu())
-            return self.norm2(inner + summed)  # right: inner + norm1(summed)
+            summed = x + SelfAttention.forward(self, x, attention_mask)
+            return self.norm2(self.change(self.norm1(summed)) + summed)
 
-    return layer(PostNorm, causal=False, positions="none", norm="layer", norm_placement="post", residual=True)
+    return layer(Wrong, causal=False, positions="none", norm="layer", norm_placement="post", residual=True)

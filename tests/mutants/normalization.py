@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 
 EPS = 1e-5
 
@@ -27,7 +28,17 @@ class Norm(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+def right(x: Tensor) -> Tensor:
+    return centred(x) / (x.var(dim=-1, keepdim=True, unbiased=False) + EPS).sqrt()
+
+
+def right_rms(x: Tensor) -> Tensor:
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide / (wide.square().mean(dim=-1, keepdim=True) + EPS).sqrt()).to(x.dtype)
+
+
 def norm(normalise: Callable[[Tensor], Tensor], kind: str = "layer", declared: str | None = None) -> Subject:
+    normalise = put(normalise, instead_of=right if kind == "layer" else right_rms)
     return Subject(
         kind="norm",
         build=lambda c: Norm(c.d_model, normalise, kind == "layer"),

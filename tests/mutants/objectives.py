@@ -9,15 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veriformer.properties.adapters.reference_objectives import SHIPPED, accumulate, build_decoder, mask, plain
+from veriformer.properties.adapters.reference_objectives import SHIPPED, accumulate, build_decoder, groups, mask, plain
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference import schedules
 from veriformer.reference.objectives import cross_entropy, shifted
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
+
+
+def right_loss(smoothing: float = 0.0, shifts: bool = False, empty: str = "") -> Any:
+    def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        value = cross_entropy(x, shifted(y) if shifts else y, label_smoothing=smoothing)
+        return value if bool((y != -100).any()) or empty != "nan" else value * math.nan
+
+    return forward
 
 
 def loss(forward: Any, accumulated: Any = None, **declares: Any) -> Subject:
+    facts = (declares.get("label_smoothing", 0.0), declares.get("shifts_labels", False), declares.get("empty_loss", ""))
+    forward, accumulated = put((forward, accumulated), instead_of=(right_loss(*facts), accumulated and accumulate))
     return Subject(kind="loss", forward=forward, accumulate=accumulated, declares=declares)
 
 
@@ -108,7 +119,7 @@ def unstable() -> Subject:
 
 def masking(forward: Any) -> Subject:
     return Subject(
-        kind="masking", forward=forward, config=DrawnConfig(vocab_size=100),
+        kind="masking", forward=put(forward, instead_of=mask), config=DrawnConfig(vocab_size=100),
         declares={"mask_id": 4, "special_ids": (0, 1, 2, 3)},
     )  # fmt: skip
 
@@ -156,6 +167,7 @@ def specials_hidden() -> Subject:
 
 def schedule(forward: Any, like: str) -> Subject:
     shipped = SHIPPED[like]
+    forward = put(forward, instead_of=shipped.forward)
     return Subject(kind="schedule", forward=forward, config=shipped.config, declares=shipped.declares)
 
 
@@ -209,7 +221,7 @@ def norms_decay() -> Subject:
         rest = [p for n, p in model.named_parameters() if not ("bias" in n or "LayerNorm.weight" in n)]
         return [{"params": rest, "weight_decay": 0.1}, {"params": plain_names, "weight_decay": 0.0}]
 
-    return Subject(kind="parameter_groups", build=build_decoder, forward=forward)
+    return Subject(kind="parameter_groups", build=build_decoder, forward=put(forward, instead_of=groups))
 
 
 @fault("OP-lost", "A parameter stands in no group", killed_by=("schedule.decay-groups",), cause="stands in no group")
@@ -217,4 +229,4 @@ def lost() -> Subject:
     def forward(model: nn.Module) -> Any:
         return [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1}]
 
-    return Subject(kind="parameter_groups", build=build_decoder, forward=forward)
+    return Subject(kind="parameter_groups", build=build_decoder, forward=put(forward, instead_of=groups))

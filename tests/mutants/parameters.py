@@ -10,6 +10,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import as_it_is, put
 from veriformer.tests.mutants.parts import model
 
 _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
@@ -48,7 +49,7 @@ def shared_norm() -> Subject:
     killed_by=("parameters.exact-count",),
 )
 def not_gated() -> Subject:
-    return model(lambda m: None, {**_FACTS, "activation": "swiglu"}, activation="relu")
+    return model(as_it_is, {**_FACTS, "activation": "swiglu"}, activation="relu")
 
 
 @fault(
@@ -58,7 +59,7 @@ def not_gated() -> Subject:
     cause="(a bias) are there besides",
 )
 def with_biases() -> Subject:
-    return model(lambda m: None, {**_FACTS, "bias": False})
+    return model(as_it_is, {**_FACTS, "bias": False})
 
 
 @fault(
@@ -115,6 +116,8 @@ def unused() -> Subject:
     cause="parameters, the formula gives",
 )
 def capped() -> Subject:
+    cap = put(500, instead_of=10**9)
+
     def make(config: Any) -> nn.Module:
         return build(
             Config(
@@ -123,7 +126,7 @@ def capped() -> Subject:
                 num_heads=config.num_heads,
                 num_layers=config.num_layers,
                 max_len=config.max_len,
-                d_ff=min(config.d_ff, 500),
+                d_ff=min(config.d_ff, cap),
             )
         )
 

@@ -12,6 +12,7 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
+from veriformer.tests.mutants.mending import as_it_is, put, put_class
 
 Combine = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
@@ -23,6 +24,7 @@ def masked(scores: Tensor, allow: Tensor) -> Tensor:
 
 def attention(combine: Combine, name: str = "attention", **given: Any) -> Subject:
     """Return a subject of kind attention whose output is `combine(raw scores, values, allow, d_head, heads)`."""
+    combine = put(combine, instead_of=lambda s, v, allow, d, h: masked(s * d**-0.5, allow) @ v)
 
     def forward(
         model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
@@ -53,6 +55,7 @@ def sized(config: DrawnConfig, **choices: Any) -> Config:
 
 def model(change: Callable[[nn.Module], object], facts: dict[str, Any] | None = None, **choices: Any) -> Subject:
     """Return a reference model, altered by `change(model)` after it was built."""
+    change = change if change is as_it_is else put(change, instead_of=as_it_is)
 
     def make(config: DrawnConfig) -> nn.Module:
         built = build(sized(config, **choices))
@@ -117,7 +120,7 @@ def self_attention(cls: type[nn.Module] = SelfAttention, weights: bool = False, 
     """Return a subject of kind self_attention built from a class."""
     return Subject(
         kind="self_attention",
-        build=cls,
+        build=put_class(cls),
         forward=lambda m, x, attention_mask=None: m(x, attention_mask),
         projections=projections,
         weights=(lambda m, x: m.weights(m.scores(x), None)) if weights else None,
@@ -139,12 +142,23 @@ class CausalLayer(SelfAttention):
 def layer(cls: type[nn.Module], **facts: Any) -> Subject:
     """Return a subject of kind layer built from a class."""
     return Subject(
-        kind="layer", build=cls, forward=lambda m, x, attention_mask=None: m(x, attention_mask), declares=facts
+        kind="layer",
+        build=put_class(cls),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares=facts,
     )
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Return the right table `[T, D]`, sines and cosines interleaved."""
+    omega = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * omega
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 def positions(table: Callable[[int, int], Tensor], width: int = 16, **facts: Any) -> Subject:
     """Return a subject of kind positions from `table(length, width)`."""
+    table = put(table, instead_of=sinusoids)
     return Subject(
         kind="positions",
         forward=lambda m, length: table(length, width),

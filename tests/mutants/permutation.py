@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import as_it_is
 from veriformer.tests.mutants.parts import SelfAttention, layer, model, self_attention
 
 
@@ -34,7 +35,7 @@ def mixing_reshape() -> Subject:
     cause="no positions are declared",
 )
 def hidden_positions() -> Subject:
-    return model(lambda m: None, {"positions": "none"}, architecture="classifier", positions="sinusoidal")
+    return model(as_it_is, {"positions": "none"}, architecture="classifier", positions="sinusoidal")
 
 
 @fault(
@@ -44,7 +45,7 @@ def hidden_positions() -> Subject:
     cause="the declared positions do not enter",
 )
 def lost_positions() -> Subject:
-    return model(lambda m: None, {"positions": "learned"}, positions="none")
+    return model(as_it_is, {"positions": "learned"}, positions="none")
 
 
 @fault(

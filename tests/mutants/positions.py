@@ -12,6 +12,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import model, positions
 
 
@@ -104,14 +105,18 @@ class _Stored(nn.Module):
         table = _table(_right)(config.max_len, config.d_model).float()
         if keep == "parameter":
             self.table = nn.Parameter(table)
+        elif keep == "buffer":
+            self.register_buffer("table", table)
         else:
             self.table = table  # a plain attribute: it does not move with the module
 
     def forward(self, length: int) -> Tensor:
-        return self.table[torch.arange(length).clamp(max=len(self.table) - 1)]
+        last = length if isinstance(self._buffers.get("table"), Tensor) else len(self.table) - 1
+        return self.table[torch.arange(length).clamp(max=last)]
 
 
 def _stored(keep: str) -> Subject:
+    keep = put(keep, instead_of="buffer")
     return Subject(
         kind="positions",
         build=lambda c: _Stored(c, keep),
@@ -144,6 +149,10 @@ def clamped() -> Subject:
     return _stored("attribute")
 
 
+def _looked_up(model: nn.Module, length: int) -> Tensor:
+    return model(torch.arange(length))
+
+
 @fault(
     "PE10",
     "Sequence longer than the learned table raises nothing",
@@ -154,7 +163,7 @@ def learned_clamped() -> Subject:
     return Subject(
         kind="positions",
         build=lambda c: nn.Embedding(c.max_len, c.d_model),
-        forward=lambda m, length: m(torch.arange(length).clamp(max=m.num_embeddings - 1)),
+        forward=put(lambda m, length: m(torch.arange(length).clamp(max=m.num_embeddings - 1)), instead_of=_looked_up),
         declares={"positions": "learned"},
     )
 
@@ -164,12 +173,13 @@ def learned_shifted() -> Subject:
     return Subject(
         kind="positions",
         build=lambda c: nn.Embedding(c.max_len, c.d_model),
-        forward=lambda m, length: m((torch.arange(length) + 1) % m.num_embeddings),
+        forward=put(lambda m, length: m((torch.arange(length) + 1) % m.num_embeddings), instead_of=_looked_up),
         declares={"positions": "learned"},
     )
 
 
 def _rotary(rotate: Any, **facts: Any) -> Subject:
+    rotate = put(rotate, instead_of=lambda x, p: _turn(x, _angles(x, p)))
     return Subject(kind="rotary", forward=lambda m, x, positions: rotate(x, positions), declares=facts)
 
 
@@ -289,6 +299,7 @@ def _bias(function: Any, **facts: Any) -> Subject:
 
 
 def _alibi(slopes: list[float], sign: float = -1.0) -> Subject:
+    slopes, sign = put((slopes, sign), instead_of=(alibi_slopes(len(slopes)), -1.0))
     return _bias(lambda t, s: sign * torch.tensor(slopes)[:, None, None] * (t - s).abs(), positions="alibi")
 
 
@@ -299,7 +310,8 @@ def _alibi(slopes: list[float], sign: float = -1.0) -> Subject:
     cause="query and key move together",
 )
 def absolute_bias() -> Subject:
-    return _bias(lambda t, s: (-(t - s).abs() - 0.01 * s**2).float()[None].repeat(3, 1, 1), positions="relative")
+    share = put(0.01, instead_of=0.0)
+    return _bias(lambda t, s: (-(t - s).abs() - share * s**2).float()[None].repeat(3, 1, 1), positions="relative")
 
 
 @fault(
@@ -331,8 +343,10 @@ def favours_far() -> Subject:
 def swapped_sign() -> Subject:
     numbers = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
 
+    sign = put(1, instead_of=-1)
+
     def function(t: Tensor, s: Tensor) -> Tensor:
-        bucket = t5_bucket(t - s, bidirectional=False, num_buckets=32, max_distance=128)
+        bucket = t5_bucket(sign * (t - s), bidirectional=False, num_buckets=32, max_distance=128)
         return numbers[bucket].permute(2, 0, 1)
 
     return _bias(function, positions="t5", bidirectional=False)

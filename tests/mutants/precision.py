@@ -13,6 +13,7 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import SelfAttention, self_attention, sized
 
 
@@ -115,7 +116,19 @@ class Depth(nn.Module):
         return self.drop_path(self.inner(x).relu())
 
 
+class DropPath(nn.Module):
+    """Stochastic depth as it is meant."""
+
+    drop_prob = 0.2
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * (torch.rand(len(x), *(1,) * (x.ndim - 1)) >= self.drop_prob) / (1 - self.drop_prob)
+
+
 def depth(drop: type[nn.Module]) -> Subject:
+    drop = put(drop, instead_of=DropPath)
     return Subject(kind="feed_forward", build=lambda c: Depth(c.d_model, drop), forward=lambda m, x: m(x))
 
 
@@ -156,11 +169,13 @@ def drops_tokens() -> Subject:
     cause="not scaled",
 )
 def one_door() -> Subject:
+    power = put(0.5, instead_of=0.0)
+
     def make(config: DrawnConfig) -> nn.Module:
         return build(sized(config, architecture="decoder", positions="rotary"))
 
     def embed(model: nn.Module, embeddings: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return model(None, attention_mask, embeddings=embeddings / embeddings.shape[-1] ** 0.5)
+        return model(None, attention_mask, embeddings=embeddings / embeddings.shape[-1] ** power)
 
     facts = facts_of(sized(DrawnConfig(), architecture="decoder", positions="rotary"))
     return Subject(kind="decoder", build=make, forward=forward, embed=embed, declares=facts)

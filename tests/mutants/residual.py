@@ -10,10 +10,13 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.blocks import EncoderLayer, NoSkip, Sublayer
 from veriformer.reference.config import Config
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import as_it_is, put
 from veriformer.tests.mutants.parts import SelfAttention, model, self_attention
 
 
 def reference_layer(placement: str, change: Any, **facts: Any) -> Subject:
+    change = change if change is as_it_is else put(change, instead_of=as_it_is)
+
     def build(c: Any) -> nn.Module:
         made = EncoderLayer(Config(d_model=c.d_model, num_heads=c.num_heads, d_ff=c.d_ff, norm_placement=placement))
         change(made)
@@ -71,12 +74,12 @@ def one_branch() -> Subject:
     cause="post-LN",
 )
 def not_honoured() -> Subject:
-    return reference_layer("post", lambda layer: None, norm_placement="pre")
+    return reference_layer(put("post", instead_of="pre"), as_it_is, norm_placement="pre")
 
 
 @fault("residual-post-raw", "Declared post-LN, built pre-LN", killed_by=("residual.placement",), cause="pre-LN")
 def raw_stream() -> Subject:
-    return reference_layer("pre", lambda layer: None, norm_placement="post")
+    return reference_layer(put("pre", instead_of="post"), as_it_is, norm_placement="post")
 
 
 @fault("residual-detached", "The skip is cut off from the gradient", killed_by=("residual.jacobian",), cause="cut off")

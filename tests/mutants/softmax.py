@@ -9,9 +9,11 @@ from torch import Tensor
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 
 
 def _softmax(function: Any) -> Subject:
+    function = put(function, instead_of=torch.softmax)
     return Subject(kind="softmax", forward=lambda m, scores, dim=-1: function(scores, dim))
 
 

@@ -11,10 +11,11 @@ from veriformer.properties.adapters.reference_tokenizers import SHIPPED, SPECIAL
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.tokenization import BytePairEncoding, letters, merge, split_words
 from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import put
 
 
 def byte_pairs(**changes: Any) -> Subject:
-    return replace(SHIPPED["byte-pairs"], **changes)
+    return replace(SHIPPED["byte-pairs"], **put(changes, instead_of={}))
 
 
 @fault(
@@ -117,7 +118,7 @@ def shortest() -> Subject:
             ids += [0] if None in found else found
         return ids
 
-    return replace(SHIPPED["wordpiece"], forward=forward)
+    return replace(SHIPPED["wordpiece"], forward=put(forward, instead_of=encode))
 
 
 @fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",), cause="a more probable segmentation")
@@ -130,4 +131,4 @@ def greedy() -> Subject:
             rest = rest[end:]
         return ids
 
-    return replace(SHIPPED["unigram"], forward=forward)
+    return replace(SHIPPED["unigram"], forward=put(forward, instead_of=encode))

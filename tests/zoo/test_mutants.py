@@ -1,12 +1,17 @@
-"""Every fault is noticed by the properties that promise to, and every property is needed by a fault."""
+"""Every fault is noticed by the properties that promise to, and by the scripts of their failures; every property is
+needed by a fault.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+from dataclasses import replace
 
 import pytest
 
 from record_faults import RECORD, killed
+from scripts_run import HOLDS, VIOLATED, decision
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import catalogue, named
 from veriformer.properties.judging.judge import Judge
@@ -20,16 +25,32 @@ MISLED = {
 }
 """Faults whose likely cause is named wrongly, each with the reason; the kill matrix counts them as wrong."""
 
+WITHOUT_SCRIPT = {
+    "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
+    "instances-cache": "what one instance leaves behind is there already when the case is written down",
+}
+"""Faults whose first failure has no standalone script, each with the reason."""
+
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_fault_is_noticed(mutant: Fault) -> None:
-    judge = Judge(mutant.subject(), Settings(profile="standard", named=mutant.killed_by))
+def test_fault_is_noticed(mutant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = importlib.import_module(mutant.subject.__module__), mutant.subject.__name__
+    subject = replace(mutant.subject(), target=f"{module.__name__}:{name}")
+    judge = Judge(subject, Settings(profile="standard", named=mutant.killed_by))
     results = [judge.judge(prop) for prop in named(mutant.killed_by)]
     unnoticed = [f"{r.id}: {r.outcome} {r.reason}" for r in results if r.outcome != "FAIL"]
     assert not unnoticed, f"{mutant.title}\n" + "\n".join(unnoticed)
     told = [text for r in results if (c := r.counterexample) for text in (c.headline, c.cause)]
     silent = not any(c.cause for r in results if (c := r.counterexample))  # the kill matrix scores all failures
     assert silent or mutant.id in MISLED or any(mutant.names(text) for text in told), told
+    first = next(r.counterexample for r in results if r.id == mutant.killed_by[0])
+    assert first is not None
+    assert bool(first.script) == (mutant.id not in WITHOUT_SCRIPT)
+    if first.script:
+        assert decision(first.script) == VIOLATED
+        if (right := mutant.right) is not None:
+            monkeypatch.setattr(module, name, lambda: right)
+            assert decision(first.script) == HOLDS
 
 
 def test_every_property_is_needed() -> None:

@@ -1,0 +1,137 @@
+"""How a script gets at the subject: imported as the target says, or its functions pasted."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
+from veriformer.properties.bench.pool import callable_subject
+from veriformer.properties.counterexamples.program import UnwritableError
+from veriformer.properties.counterexamples.source import Sources, is_installed
+from veriformer.properties.subject.subject import Subject
+
+_STAND_IN = """
+try:
+    import veriformer.properties  # the user's file may declare a Subject
+except ImportError:  # not installed: a plain record takes its place, nothing else of it is used here
+    record = types.ModuleType("veriformer.properties")
+    record.Subject = lambda **given: types.SimpleNamespace(**{name: None for name in FIELDS} | given)
+    record.DrawnConfig = types.SimpleNamespace
+    record.check = record.parametrize = lambda *args, **kwargs: None
+    sys.modules["veriformer"] = types.ModuleType("veriformer")
+    sys.modules["veriformer"].properties = sys.modules["veriformer.properties"] = record
+""".replace("FIELDS", repr(tuple(f.name for f in fields(Subject))))
+
+_FILE = """
+path = Path({path!r})
+sys.path.insert(0, str(path.parent))
+spec = importlib.util.spec_from_file_location({name!r}, path)
+user = importlib.util.module_from_spec(spec)
+sys.modules[{name!r}] = user
+spec.loader.exec_module(user)
+"""
+
+
+def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
+    """Return source that defines the parts of a subject that a script uses, and its build or its module.
+
+    Args:
+        subject: that was judged.
+        parts: names of its callables, "build" or "module" among them, and "backends".
+        sources: gets the functions that have to be pasted.
+
+    Raises:
+        UnwritableError: it stands nowhere, and was made of functions without a source of their own.
+    """
+    module, given, expression = _given(subject)
+    if module is not None and _is_subject(given, subject):
+        lines = [_importing(module), f"subject = {expression}"]
+        for part in parts:
+            value = getattr(subject, part)
+            was_there = getattr(value, "__module__", None) != callable_subject.__module__
+            lines.append(f"{part} = {f'subject.{part}' if was_there else sources.expression(value)}")
+        return "\n".join(lines)
+    lines = []
+    for part in parts:
+        value = getattr(subject, part)
+        if part == "module":
+            if module is None or (given is not value and not inspect.isroutine(given)):
+                raise UnwritableError("an instance that stands in no module")
+            lines += [_importing(module), f"module = {expression}"]
+        else:
+            lines.append(f"{part} = {sources.expression(value)}")
+    return "\n".join(lines)
+
+
+def _given(subject: Subject) -> tuple[types.ModuleType | None, Any, str]:
+    """Return the module that a subject was taken from, what was found there, and the expression that gives it."""
+    module, place = _loaded(subject) if subject.target else _found(subject)
+    if module is None or place is None:
+        return None, None, ""
+    thing: Any = module
+    for name in place.attribute.split("."):
+        thing = getattr(thing, name, None)
+    expression = f"user.{place.attribute}"
+    if inspect.isroutine(thing):
+        expression += "()"
+    if place.index is None:
+        return module, thing, expression
+    one = thing[place.index] if isinstance(thing, list | tuple) else thing
+    return module, one, f"{expression}[{place.index}]"
+
+
+def _is_subject(given: Any, subject: Subject) -> bool:
+    """Whether what the target names is a subject, rather than something that an adapter made one of."""
+    if not inspect.isroutine(given):
+        return isinstance(given, Subject)
+    adapted = getattr(subject.forward, "__module__", "").startswith("veriformer.properties.adapters")
+    return subject.module is None or not adapted
+
+
+def _loaded(subject: Subject) -> tuple[types.ModuleType | None, Target | None]:
+    """Return the module that a target names, as it was loaded."""
+    try:
+        target = Target.parse(subject.target)
+    except TargetError:
+        return None, None
+    if target.kind == LIBRARY:
+        return None, None
+    if target.kind == FILE:
+        path = Path(target.place).resolve()
+        files = (m for m in list(sys.modules.values()) if getattr(m, "__file__", None))
+        return next((m for m in files if Path(str(m.__file__)).resolve() == path), None), target
+    return sys.modules.get(target.place), target
+
+
+def _found(subject: Subject) -> tuple[types.ModuleType | None, Target | None]:
+    """Look for a subject without a target where its functions stand."""
+    for part in (subject.build, subject.forward, type(subject.module)):
+        module = sys.modules.get(getattr(part, "__module__", None) or "")
+        if module is None or module.__name__.startswith("veriformer.properties"):
+            continue
+        for name, value in vars(module).items():
+            if _is_the_same(value, subject) or (value is subject.module and isinstance(value, nn.Module)):
+                return module, Target("module", module.__name__, name)
+    return None, None
+
+
+def _is_the_same(value: object, subject: Subject) -> bool:
+    if not isinstance(value, Subject) or value.kind != subject.kind:
+        return False
+    forward_is_same = value.forward is subject.forward or value.forward is None
+    return forward_is_same and value.build is subject.build and value.module is subject.module
+
+
+def _importing(module: types.ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    if is_installed(module) or file is None:
+        return f"import {module.__name__} as user"
+    return f"{_STAND_IN.strip()}\n{_FILE.format(path=str(Path(file).resolve()), name=Path(file).stem)}"
