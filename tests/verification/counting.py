@@ -14,10 +14,9 @@ HOLDS, DEVIATES, DOES_NOT_APPLY, LEFT = "PASS", "DEVIATION", "NOT_APPLICABLE", "
 
 def does_not_apply(report: pytest.TestReport) -> bool:
     """Whether a test was about a property, or faults, that do not apply to its subject."""
-    return report.skipped and any(
-        (name == "verified" and found[1] == DOES_NOT_APPLY) or (name == "power" and not found[1])
-        for name, found in report.user_properties
-    )
+    found = dict(report.user_properties)
+    outcome, tried = found.get("verified", ("", ""))[1], found.get("power", (0, 1))[1]
+    return report.skipped and (outcome == DOES_NOT_APPLY or not tried)
 
 
 def verified(reports: Iterable[pytest.TestReport]) -> str:
@@ -27,14 +26,18 @@ def verified(reports: Iterable[pytest.TestReport]) -> str:
     canaries: dict[str, list[int]] = {}
     noticed = tried = 0
     for report in reports:
-        for name, found in report.user_properties:
-            if name == "canaries":
-                canaries[found[0]] = found[1:]
-            elif name == "verified" and report.when == "call":
-                subjects.add(found[0])
-                outcomes[found[1]] += 1
-            elif name == "power" and report.when == "call":
-                noticed, tried = noticed + found[0], tried + found[1]
+        found = dict(report.user_properties)
+        if "canaries" in found:
+            kind, *counts = found["canaries"]
+            canaries[kind] = min(counts, canaries.get(kind, counts))  # of all workers the one that missed most
+        if "verified" in found and report.when == "call":
+            target, outcome = found["verified"]
+            subjects.add(target)
+            outcomes[outcome] += 1
+        elif "power" in found and report.when == "call":
+            noticed, tried = noticed + found["power"][0], tried + found["power"][1]
+        elif "canaries" in found and report.failed:
+            outcomes["not judged"] += 1
     if not canaries:
         return ""
     judged = outcomes.total() - outcomes[DOES_NOT_APPLY] - outcomes[LEFT]
@@ -43,5 +46,5 @@ def verified(reports: Iterable[pytest.TestReport]) -> str:
     caught, sent = (sum(found[place] for found in canaries.values()) for place in (0, 1))
     return (
         f"verified in profile {PROFILE}: {outcomes[HOLDS]:,} of {judged:,} properties hold on {len(subjects)} "
-        f"subjects ({', '.join(told)}), canaries {caught}/{sent}, power {noticed}/{tried}"
+        f"subjects ({', '.join(told)}), canaries {caught}/{sent}{f', power {noticed}/{tried}' if tried else ''}"
     )

@@ -15,14 +15,14 @@ def report(*found: tuple[str, Any], outcome: Any = "passed", when: Any = "call")
 
 def test_every_outcome_is_told() -> None:
     outcomes = ("PASS", "PASS", "FAIL", "DEVIATION", "NOT_APPLICABLE", counting.LEFT)
-    reports = [
-        report(("verified", [f"reference:{n % 2}", o]), ("canaries", ["layer", 2, 2])) for n, o in enumerate(outcomes)
-    ]
+    canaries = ("canaries", ["layer", 2, 2])
+    reports = [report(("verified", [f"reference:{n % 2}", o]), canaries) for n, o in enumerate(outcomes)]
     reports += [report(("power", [5, 5])), report(("power", [1, 2]), ("canaries", ["norm", 0, 1]), outcome="failed")]
-    reports += [report(("verified", ["reference:0", "PASS"]), when="teardown")]
+    reports += [report(("verified", ["reference:0", "PASS"]), canaries, when="teardown")]
+    reports += [report(canaries, outcome="failed", when="setup")]
     assert counting.verified(reports) == (
-        f"verified in profile {counting.PROFILE}: 2 of 4 properties hold on 2 subjects (1 do not apply, 1 known "
-        "deviations, 1 FAIL, 1 left to the profile thorough), canaries 2/3, power 6/7"
+        f"verified in profile {counting.PROFILE}: 2 of 5 properties hold on 2 subjects (1 do not apply, 1 known "
+        "deviations, 1 FAIL, 1 left to the profile thorough, 1 not judged), canaries 2/3, power 6/7"
     )
     assert counting.verified([report()]) == ""
 

@@ -40,7 +40,7 @@ class Judged:
     asked: dict[str, set[str]] = field(default_factory=dict)
 
     def says_the_same_of(self, other: Subject, prop: Property) -> bool:
-        """Whether a property sees no difference: it judges by the models, the seed and the facts that it asks for."""
+        """Whether a property sees no difference: a judgement follows from models, seed and the facts asked for."""
         mine = self.judge.resolved
         same = (mine.fact(name, UNKNOWN) == other.fact(name, UNKNOWN) for name in self.asked.get(prop.id, ()))
         return prop.id in self.asked and all(same)
