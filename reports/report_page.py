@@ -8,7 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from veriformer.reports.page import render
-from veriformer.reports.verdicts import TROUBLES, WORDS, core, is_void, name_of, provenance, results, total
+from veriformer.reports.verdicts import NO_SCRIPT, TROUBLES, WORDS, core, is_void, name_of, provenance, results, total
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -22,6 +22,7 @@ def page(record: Mapping[str, Any]) -> str:
         "report.html.j2",
         record=record,
         words=WORDS,
+        no_script=NO_SCRIPT,
         name_of=name_of,
         total=total(record),
         provenance=provenance(record),

@@ -10,15 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from veriformer.reports.verdicts import WORDS
+from veriformer.reports.verdicts import NO_SCRIPT, WORDS
 
 _STYLE = {
     "PASS": "green", "FAIL": "bold red", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
-
-NO_SCRIPT = "none: what fails here cannot be told by torch and your code alone; the command above shows it again"
 
 
 def summary(subject: Mapping[str, Any], catalogue: int) -> str:

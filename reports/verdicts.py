@@ -12,6 +12,9 @@ WORDS = {
 }  # fmt: skip
 """Every outcome as people read it."""
 
+NO_SCRIPT = "none: what fails here cannot be told by torch and your code alone; the command above shows it again"
+"""Where a failure has no standalone script."""
+
 TROUBLES = ("FAIL", "UNEXPECTED_PASS", "ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
 """Outcomes that are neither a pass, nor a declared deviation, nor silence."""
 

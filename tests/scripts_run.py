@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import sys
@@ -29,3 +30,14 @@ def decision(script: str) -> tuple[object, str]:
             del sys.modules[name]
         sys.modules.update(modules)
     return "ended", printed.getvalue()
+
+
+def foreign_imports(script: str) -> list[str]:
+    """Return the modules that a script imports and must not: of this package any but the faults and the reference."""
+    tree = ast.parse(script)
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return [
+        n for n in names
+        if n.startswith("veriformer") and not n.startswith(("veriformer.tests.mutants", "veriformer.reference"))
+    ]  # fmt: skip

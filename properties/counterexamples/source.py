@@ -32,6 +32,11 @@ class Sources:
         self.imports: set[str] = set()
         self.chunks: list[str] = []
         self._taken: dict[str, Any] = {}
+        self._known: list[tuple[Any, str]] = []
+
+    def know(self, value: Any, expression: str) -> None:
+        """Say how a value is reached, so that its source is not needed."""
+        self._known.append((value, expression))
 
     def expression(self, value: Any) -> str:
         """Return what a value is called here, a function above all; the source of it is added.
@@ -39,6 +44,9 @@ class Sources:
         Raises:
             UnwritableError: it has none of its own, as a lambda and what was made inside of another function.
         """
+        for known, expression in self._known:
+            if known is value:
+                return expression
         if isinstance(value, functools.partial):
             given = [self.expression(value.func), *(self.expression(a) for a in value.args)]
             given += [f"{k}={self.expression(v)}" for k, v in value.keywords.items()]
@@ -49,32 +57,38 @@ class Sources:
         if isinstance(value, list | tuple):
             inner = ", ".join(self.expression(v) for v in value)
             return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        if isinstance(value, set | frozenset):
+            return f"{type(value).__name__}([{', '.join(sorted(self.expression(v) for v in value))}])"
         if inspect.isroutine(value) or inspect.isclass(value):
             self._add(value)
             return str(value.__name__)
         return literal(value)
 
-    def _add(self, part: Any) -> None:
-        name, module = part.__name__, sys.modules.get(part.__module__)
+    def _add(self, part: Any, name: str = "") -> None:
+        """Add a function or class, under a name of its own or another one."""
+        own, module = part.__name__, sys.modules.get(part.__module__)
+        name = name or own
         if not self._claims(name, part):
             return
         if "<" in part.__qualname__:
             raise UnwritableError(f"{part.__qualname__} of {part.__module__} was made inside of another function")
-        if module is None or getattr(module, name, None) is not part:
-            raise UnwritableError(f"{part.__module__} has no {name}")
+        if module is None or getattr(module, own, None) is not part:
+            raise UnwritableError(f"{part.__module__} has no {own}")
         if is_installed(module):
-            self.imports.add(f"from {part.__module__} import {name}")
-            return
-        source = textwrap.dedent(inspect.getsource(part)).rstrip()
-        scope = vars(module)
-        for used in sorted(set(_names_read(ast.parse(source))) & set(scope)):
-            self._use(used, scope[used])
-        self.chunks.append(source)
+            self.imports.add(f"from {part.__module__} import {own}" + f" as {name}" * (name != own))
+        elif name != own:
+            self.chunks.append(f"{name} = {self.expression(part)}")
+        else:
+            source = textwrap.dedent(inspect.getsource(part)).rstrip()
+            scope = vars(module)
+            for used in sorted(set(_names_read(ast.parse(source))) & set(scope)):
+                self._use(used, scope[used])
+            self.chunks.append(source)
 
     def _use(self, name: str, value: Any) -> None:
         """Make a name of a module known to what is pasted from there."""
-        if (inspect.isroutine(value) or inspect.isclass(value)) and value.__name__ == name:
-            self._add(value)
+        if inspect.isroutine(value) or inspect.isclass(value):
+            self._add(value, name)
         elif self._claims(name, value):
             if isinstance(value, types.ModuleType):
                 called = value.__name__
