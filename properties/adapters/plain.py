@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -106,10 +107,13 @@ def _from_class(cls: type[nn.Module], kind: str | None) -> Subject:
                 f"known are: {', '.join([*_SIZES, *_ALIASES])}"
             )
 
-    def build(config: DrawnConfig) -> nn.Module:
-        return cls(**{name: getattr(config, size) for name, size in given.items()})
-
+    build = functools.partial(build_of, cls, given)
     return _described(cls.__name__, kind, _sample(cls, build), build=build)
+
+
+def build_of(cls: type[nn.Module], given: Mapping[str, str], config: DrawnConfig) -> nn.Module:
+    """Return an instance of the drawn sizes; `given` says which argument gets which size."""
+    return cls(**{name: getattr(config, size) for name, size in given.items()})
 
 
 def _sample(cls: type[nn.Module], build: Callable[[DrawnConfig], nn.Module]) -> nn.Module:

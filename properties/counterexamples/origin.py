@@ -59,13 +59,15 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
             was_there = getattr(value, "__module__", None) != callable_subject.__module__
             lines.append(f"{part} = {f'subject.{part}' if was_there else sources.expression(value)}")
         return "\n".join(lines)
-    lines = []
+    if given is not None:
+        sources.know(given, expression)
+    lines = [] if module is None else [_importing(module)]
     for part in parts:
         value = getattr(subject, part)
         if part == "module":
-            if module is None or (given is not value and not inspect.isroutine(given)):
+            if given is not value and not inspect.isroutine(given):
                 raise UnwritableError("an instance that stands in no module")
-            lines += [_importing(module), f"module = {expression}"]
+            lines.append(f"module = {expression}")
         else:
             lines.append(f"{part} = {sources.expression(value)}")
     return "\n".join(lines)

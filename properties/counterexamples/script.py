@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import sys
+import tokenize
 from typing import Any
 
 from veriformer.properties.bench import redraw
@@ -14,7 +15,7 @@ from veriformer.properties.bench.pool import WEIGHT_SEED
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.origin import where_from
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Program, UnwritableError, words_in
-from veriformer.properties.counterexamples.source import Sources
+from veriformer.properties.counterexamples.source import Sources, is_installed
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
@@ -47,6 +48,7 @@ _VERDICTS = {
     "require": "violated = not bool(got)",
     "equal": "violated = got != expected",
 }
+_COUNTED = re.compile(r"[a-z]+\d+")
 _STANDARD = ("copy", "types", "sys", "importlib.util")
 
 
@@ -54,7 +56,7 @@ def script(prop: Property, bench: Workbench, found: Counterexample, program: Pro
     """Return the source of a script that shows the violation again without the check that found it.
 
     It was run, on this subject, before it is handed out: the shortest program that shows the violation, or the one
-    with all calls if the subject carries something on from one to the next.
+    with all calls if the subject carries something on from one to the next, at the last on the subject fetched anew.
 
     Args:
         prop: the property that does not hold.
@@ -66,27 +68,28 @@ def script(prop: Property, bench: Workbench, found: Counterexample, program: Pro
         Source; it exits with status 1 while the violation is there, 0 once it is gone. Empty if no such script can be
         written: what is judged is not told by torch and the subject alone.
     """
+    text = ""
     for every_call in (False, True):
-        with contextlib.suppress(UnwritableError):
+        try:
             parts = _Parts(bench, program, every_call=every_call)
-            if parts.shows_it():
-                return parts.whole(prop, found)
-    with contextlib.suppress(UnwritableError):  # the subject at hand may not be what it was at first: fetched anew
-        text = _Parts(bench, program, every_call=True).whole(prop, found)
-        if _ends_in_violation(text, {}, bench):
+        except UnwritableError:
+            return ""
+        text = parts.whole(prop, found)
+        if parts.shows_it(text):
             return text
-    return ""
+    return text if _ends_in_violation(text, {}, bench) else ""
 
 
 class _Parts:
-    """A script in parts: what the subject is, functions, and the program itself."""
+    """A script in parts: functions, what the subject is, and the program itself."""
 
     def __init__(self, bench: Workbench, program: Program, *, every_call: bool) -> None:
         lines = program.needed(every_call=every_call)
         if lines is None or program.judged is None:
             raise UnwritableError("a judgement that does not rest on what the subject gave")
-        self.bench, self.subject = bench, bench.subject
-        self.body = "\n".join([*(line.text for line in lines), _verdict(program.judged)])
+        self.bench = bench
+        body = "\n".join([*(line.text for line in lines), _verdict(program.judged)])
+        self.body = _renumbered(body, {name for line in lines for name in line.makes})
         words = words_in(self.body)
         self.used = [p for p in program.parts if p in words]
         self.used += ["build"] * (MADE in words) + [MODULE] * (MODULE in words)
@@ -97,25 +100,26 @@ class _Parts:
         self.sources = Sources()
         for function in pasted:
             self.sources.expression(function)
+        self.functions = list(self.sources.chunks)
+        self.origin = where_from(bench.subject, self.used, self.sources)
         self.shared = [_BUILDING] * (MADE in words) + [_APART] * ("apart" in words)
 
-    def shows_it(self) -> bool:
-        """Whether the program, run on the subject at hand, finds it violated."""
-        at_hand = {name: getattr(self.subject, name) for name in self.used}
-        text = self._assembled([], [*self.sources.chunks, *self.shared, self.body])
-        return _ends_in_violation(text, at_hand, self.bench)
+    def shows_it(self, text: str) -> bool:
+        """Whether the program finds the subject violated: the one at hand, where the user's code is imported."""
+        if "user" not in words_in(self.origin):
+            return _ends_in_violation(text, {}, self.bench)
+        at_hand = {name: getattr(self.bench.subject, name) for name in self.used}
+        return _ends_in_violation(self._assembled([], [*self.functions, *self.shared, self.body]), at_hand, self.bench)
 
     def whole(self, prop: Property, found: Counterexample) -> str:
         """Return the script."""
-        origin = where_from(self.subject, self.used, self.sources)
         head = (
             f"{prop.statement} Not so here: {found.headline}.\n\nProperty {prop.id}: {prop.formula}\n"
             f"Source: {prop.source}\nExpected {found.expected or 'see above'}; got {found.got or 'see above'}.\n"
         )
         claim = f"print({'Claim: ' + found.headline!r})"
-        return self._assembled(
-            [_docstring(head)], [*self.sources.chunks, origin, *self.shared, f"{claim}\n{self.body}"]
-        )
+        chunks = [*self.sources.chunks, self.origin, *self.shared, f"{claim}\n{self.body}"]
+        return self._assembled([_docstring(head)], chunks)
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
         text = "\n\n\n".join(chunks)
@@ -145,6 +149,8 @@ def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bo
         return False
     finally:
         sys.path[:] = path
+        for name in [n for n, module in sys.modules.items() if n not in modules and not is_installed(module)]:
+            del sys.modules[name]  # the user's file, as the script has imported it
         sys.modules.update(modules)
     return False
 
@@ -164,6 +170,20 @@ def _verdict(judged: Judged) -> str:
     lines.append(_VERDICTS[judged.kind].format(unit=judged.unit, limit=judged.limit))
     error = "'error:', error, " if "error =" in lines[-1] else ""
     lines += [f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
+    return "\n".join(lines)
+
+
+def _renumbered(source: str, names: set[str]) -> str:
+    """Count the variables anew, in the order in which they appear: most of a recording is left out."""
+    counts: dict[str, str] = {}
+    lines = source.split("\n")
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.NAME]
+    found = [t for t in tokens if t.string in names and _COUNTED.fullmatch(t.string)]
+    for token in found:
+        counts.setdefault(token.string, f"{token.string.rstrip('0123456789')}{len(counts) + 1}")
+    for token in reversed(found):  # from the end, so that places before it stay where they are
+        (row, start), (_, end) = token.start, token.end
+        lines[row - 1] = lines[row - 1][:start] + counts[token.string] + lines[row - 1][end:]
     return "\n".join(lines)
 
 

@@ -32,6 +32,11 @@ class Sources:
         self.imports: set[str] = set()
         self.chunks: list[str] = []
         self._taken: dict[str, Any] = {}
+        self._known: list[tuple[Any, str]] = []
+
+    def know(self, value: Any, expression: str) -> None:
+        """Say how a value is reached, so that its source is not needed."""
+        self._known.append((value, expression))
 
     def expression(self, value: Any) -> str:
         """Return what a value is called here, a function above all; the source of it is added.
@@ -39,6 +44,9 @@ class Sources:
         Raises:
             UnwritableError: it has none of its own, as a lambda and what was made inside of another function.
         """
+        for known, expression in self._known:
+            if known is value:
+                return expression
         if isinstance(value, functools.partial):
             given = [self.expression(value.func), *(self.expression(a) for a in value.args)]
             given += [f"{k}={self.expression(v)}" for k, v in value.keywords.items()]

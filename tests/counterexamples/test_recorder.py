@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from broken_models import build_right, layer
+from broken_models import layer
 from scripts_run import VIOLATED, decision, foreign_imports
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.calling import Caller
@@ -185,7 +186,7 @@ def test_what_is_recorded_decides_again(check: Callable[[Case], None]) -> None:
 def test_a_plain_function_gets_no_model_but_none(check: Callable[[Case], None]) -> None:
     script = failure(check, FUNCTION).script
     assert decision(script) == VIOLATED, script
-    assert "twice(None, x" in script.replace("forward(", "twice(")
+    assert re.search(r"= forward\(None, [xt]\d+\)", script)
 
 
 def test_few_numbers_are_shown_and_many_are_drawn_again() -> None:
@@ -194,25 +195,6 @@ def test_few_numbers_are_shown_and_many_are_drawn_again() -> None:
     assert "torch.randn" not in few
     assert re.search(r"torch.randn\(\(64, 3, \d+\), generator=", many)
     assert len(many) < 4000
-
-
-def test_an_input_that_the_call_changes_is_asked_for_what_it_became() -> None:
-    def left_alone(case: Case) -> None:
-        built = case.built(dtype=torch.float32)
-        x = x_of(case, built)
-        kept = x.clone()
-        case.call(built, x)
-        case.require((x == kept).all(), "the caller's tensor was changed")
-
-    changing = layer(lambda x: x.add_(1))
-    assert failure(left_alone, changing).script == "", "a lambda cannot be pasted"
-    script = failure(left_alone, Subject(kind="layer", forward=adding)).script
-    assert decision(script) == VIOLATED
-    assert decision(script.replace("x.add_(1)", "x + 1")) == (0, "-> holds")
-
-
-def adding(model: None, x: Tensor) -> Tensor:
-    return x.add_(1)
 
 
 def known_here_alone(case: Case) -> None:
@@ -233,18 +215,13 @@ def without_the_subject(case: Case) -> None:
     case.close(x_of(case, case.built(dtype=torch.float32)), torch.zeros(2, 3, 8), "what the subject has no part in")
 
 
-def not_the_same_again(case: Case) -> None:
-    built = case.built(dtype=torch.float32)
-    CALLS.append(1)
-    case.require((case.call(built, x_of(case, built)) == len(CALLS)).all() & torch.tensor(len(CALLS) > 3), "")
-
-
-CALLS: list[int] = []
-
-
 @pytest.mark.parametrize("check", [known_here_alone, seen_inside, without_the_subject])
 def test_what_a_script_could_not_decide_gives_none(check: Callable[[Case], None]) -> None:
     assert failure(check, MODULE).script == ""
+
+
+def test_a_function_without_a_name_gives_none() -> None:
+    assert failure(changed_input, layer(lambda x: 2 * x)).script == ""
 
 
 def test_a_script_is_tried_before_it_is_given() -> None:
@@ -279,7 +256,6 @@ class Sizes:
 READY = Layer(Sizes())
 
 
-def test_the_words_of_a_claim_do_not_end_the_script(tmp_path: Any) -> None:
+def test_the_words_of_a_claim_do_not_end_the_script() -> None:
     script = failure(changed_input, MODULE).script
-    assert 'A claim with \\"\\"\\" and \\\\.' in script.splitlines()[0]
-    assert build_right is not None
+    assert ast.get_docstring(ast.parse(script)).startswith('A claim with """ and \\.')

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from record_faults import RECORD, killed
-from scripts_run import HOLDS, VIOLATED, decision
+from scripts_run import HOLDS, VIOLATED, decision, foreign_imports
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import catalogue, named
 from veriformer.properties.judging.judge import Judge
@@ -47,6 +47,7 @@ def test_fault_is_noticed(mutant: Fault, monkeypatch: pytest.MonkeyPatch) -> Non
     assert first is not None
     assert bool(first.script) == (mutant.id not in WITHOUT_SCRIPT)
     if first.script:
+        assert not foreign_imports(first.script)
         assert decision(first.script) == VIOLATED
         if (right := mutant.right) is not None:
             monkeypatch.setattr(module, name, lambda: right)
