@@ -1,20 +1,28 @@
-"""What several test files need: the built wheel; markers and the last line of the verification.
+"""What several test files need: what is made once for all workers, the built wheel, searches that no clock ends;
+and the markers and the last line of the verification.
 
 These hooks stand here, since the process that hands tests to the workers loads no conftest further down.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from verification import counting
+from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
+
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,14 +47,59 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Return a function that makes a folder once in a run, however many workers share it: the first one that asks.
+
+    What is made must be left as it is: other workers read it at the same time.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what a worker left that failed here
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def wheel(once: Once) -> Path:
     """Build the wheel from a copy of the sources, without a network."""
-    source = tmp_path_factory.mktemp("source")
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
-        shutil.copy(ROOT / file, source)
-    out = source / "dist"
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
-    (built,) = out.glob("*.whl")
+
+    def build(folder: Path) -> None:
+        source = folder / "source"
+        shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
+            shutil.copy(ROOT / file, source)
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    (built,) = once("wheel", build).glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def installed(once: Once, wheel: Path) -> Path:
+    """Return a folder with the wheel installed, and nothing else."""
+
+    def install(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+        subprocess.run([*command, str(folder), str(wheel)], check=True, capture_output=True)
+
+    return once("installed", install)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _examples_alone_end_a_search() -> Iterator[None]:
+    """Take away the seconds after which a search stops, so that it sees the same cases on a machine that is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, profile in profiles.PROFILES.items():
+            patch.setitem(profiles.PROFILES, name, replace(profile, property_seconds=3600.0))  # type: ignore[arg-type]
+        yield

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,6 +78,19 @@ def _is_death(problem: BaseException) -> bool:
     return type(problem).__name__ in ("ProcessExpired", "KilledWorker", "CancelledError", "UncompletedJobError")
 
 
+def _copies() -> BaseContext:
+    """Return the context of workers: copies of one process that has imported torch, which alone costs seconds.
+
+    Where there is no fork (Windows), each imports for itself.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # an optimizer of torch imports its compiler, as long again
+    context.set_forkserver_preload([train_job.__module__, "torch._dynamo"])
+    return context
+
+
 @contextlib.contextmanager
 def local(processes: int) -> Iterator[Executor]:
     """Run jobs in processes of this machine, one torch thread each; one that dies is replaced."""
@@ -87,7 +101,7 @@ def local(processes: int) -> Iterator[Executor]:
             future: Future[Any] = pool.schedule(function, args=arguments)
             return future
 
-    pool = ProcessPool(processes, initializer=prepare, context=multiprocessing.get_context("spawn"))
+    pool = ProcessPool(processes, initializer=prepare, context=_copies())
     try:
         yield Local()
         pool.close()

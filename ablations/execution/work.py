@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +15,23 @@ import torch
 from veriformer.ablations.training.loop import train
 from veriformer.ablations.trials.trial import Trial, code_digest
 
+_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGE = 2**29
 """Half a GiB: the buffers of a step stay with the process, instead of going back to the system thousands of times."""
 
 
 def prepare() -> None:
-    """Make this process a worker: one torch thread, and (glibc) memory that is kept between steps."""
+    """Make this process a worker: one torch thread; on Linux no life beyond its run, and memory that is kept.
+
+    A run that is killed would leave workers behind that train for nobody what they were handed.
+    """
     torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to give the same bits again
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        system = ctypes.CDLL(None)
+        system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        mallopt = getattr(system, "mallopt", None)  # of glibc
         if mallopt is not None:
             for option in (_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD):
                 mallopt(option, _LARGE)

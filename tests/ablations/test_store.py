@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -52,6 +54,33 @@ def test_two_runs_share_a_store(tmp_path: Path) -> None:
         thread.join()
     with Store(path) as store:
         assert len(store.get([f"{n}{i}" for n in ("x", "y", "both") for i in range(40)])) == 120
+
+
+WRITER = """
+import itertools, pathlib, sys
+from veriformer.ablations.execution.store import Store
+with Store(pathlib.Path(sys.argv[1])) as store:
+    for i in itertools.count():
+        store.add([(f"{sys.argv[2]}-{i}", {}, {"curve": [0.5] * 1000})])
+        print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("few", [0, 1, 7, 20])
+def test_a_kill_at_any_moment_costs_nothing_that_was_stored(few: int, tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    told: list[str] = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-c", WRITER, str(path), name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writing:
+            assert writing.stdout is not None
+            told += [f"{name}-{writing.stdout.readline().strip()}" for _ in range(few)]
+            writing.kill()
+            told += [f"{name}-{line.strip()}" for line in writing.stdout if line.endswith("\n")]
+    with Store(path) as store:
+        found = store.get(told)
+    assert len(found) == len(told) >= 2 * few
+    assert all(record == {"curve": [0.5] * 1000} for record in found.values())
 
 
 def test_settings_of_the_last_run(tmp_path: Path) -> None:

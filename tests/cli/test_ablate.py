@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from veriformer.ablations.execution import executors
+
 COMMAND = str(Path(sys.executable).parent / "veriformer")
-SMALL = ["positions", "--task", "first", "--variant", "none", "--seeds", "3", "--stack", "1", "--jobs", "1"]
-"""Six jobs of half a second."""
+SMALL = ["ablate", "positions", "--task", "first", "--variant", "none", "--stack", "1", "--jobs", "1", "--seeds", "2"]
+"""Four jobs of a second or two."""
 
+ENDLESS = [*SMALL[:-1], "300"]
+"""The same four and hundreds more: a run that is surely not over when a signal comes."""
 
-def ablate(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "ablate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -31,64 +36,94 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for study in record["studies"] for row in study["rows"]]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ablations")
-    done = ablate(*SMALL, "--out", str(folder))
-    assert done.returncode == 0, done.stderr
-    return folder
+@pytest.fixture(scope="session")
+def undisturbed(once: Once) -> Path:
+    """Return what a whole run left behind, with what was seen of it; other workers read it too."""
+
+    def run(folder: Path) -> None:
+        done = subprocess.run([COMMAND, *SMALL, "--out", str(folder)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (folder / "output.txt").write_text(done.stdout)
+
+    return once("ablation", run)
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_table(undisturbed: Path, tmp_path: Path) -> None:
-    chance = random.Random(5)
-    kills, stored = 0, 0
-    command = [COMMAND, "ablate", *SMALL, "--out", str(tmp_path)]
+def test_killed_at_random_moments_it_ends_with_the_same_table(
+    veriformer: Run, undisturbed: Path, tmp_path: Path
+) -> None:
     store = tmp_path / "trials.sqlite"
-    for _ in range(5):
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # a moment between the first write and the end: after the store has grown, or at once
-        wanted = stored + chance.choice([0, 0, 1, 1, 2])
-        while running.poll() is None and _stored(store) < wanted:
-            time.sleep(0.02)
-        time.sleep(chance.random() * 0.3)
-        if running.poll() is None:
-            running.send_signal(signal.SIGKILL)
-            kills += 1
-        running.wait()
-        assert _stored(store) >= stored, "a finished trial was lost"
-        stored = _stored(store)
-    assert kills == 5
-    done = ablate("--resume", "--stack", "1", "--jobs", "1", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    running = _begin(ENDLESS, tmp_path)
+    _until(lambda: _count(store, "trials") > 0, running)
+    time.sleep(random.random())  # any moment will do: nothing that follows depends on it
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    stored = _count(store, "trials")
+    running = _begin(SMALL, tmp_path)
+    _until(lambda: _count(store, "runs") > 1, running)
+    running.kill()
+    running.wait()
+    assert _count(store, "trials") >= stored, "a finished trial was lost"
+    veriformer("ablate", "--resume", "--stack", "1", "--jobs", "1", "--out", str(tmp_path), status=0)
     assert numbers(tmp_path) == numbers(undisturbed)
 
 
-def _stored(path: Path) -> int:
-    if not path.exists():
+def _begin(arguments: list[str], folder: Path, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [COMMAND, *arguments, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=stderr, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _until(holds: Callable[[], bool], running: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 600  # for a run that hangs
+    while not holds():
+        assert running.poll() is None, "the run ended first"
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def _count(path: Path, table: str) -> int:
+    """Return the rows of a table of a store that another process writes to; 0 where it is not made yet."""
+    try:
+        base = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)
+    except sqlite3.OperationalError:
         return 0
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as base:
-            count: int = base.execute("SELECT count(*) FROM trials").fetchone()[0]
-        base.close()
-        return count
-    except sqlite3.OperationalError:  # not made yet, or being made
+        return int(base.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    except sqlite3.OperationalError:  # being made
         return 0
+    finally:
+        base.close()
 
 
-def test_a_finished_trial_is_not_run_again(undisturbed: Path) -> None:
-    again = ablate(*SMALL, "--out", str(undisturbed), "--format", "json")
-    assert again.returncode == 0
-    record = json.loads(again.stdout)
+def test_a_finished_trial_is_not_run_again(veriformer: Run, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copy(undisturbed / "trials.sqlite", tmp_path)
+    record = json.loads(veriformer(*SMALL, "--out", str(tmp_path), "--format", "json", status=0).stdout)
     assert record["format"] == "veriformer-ablation/1"
-    assert record["trials"] == {"finished": 6, "missing": 0, "failures": {}}
+    assert record["trials"] == {"finished": 4, "missing": 0, "failures": {}}
 
 
 def test_what_is_seen(undisturbed: Path) -> None:
-    seen = ablate(*SMALL, "--out", str(undisturbed))
-    assert "forced" in seen.stdout
-    assert "✓ first, none: permutation changes no logit of 3 trained models" in seen.stdout
-    assert "veriformer ablate positions --seeds 3 --task first --variant none" in seen.stdout
-    assert "noise floor" in seen.stdout
+    seen = (undisturbed / "output.txt").read_text()
+    assert "forced" in seen
+    assert "✓ first, none: permutation changes no logit of 2 trained models" in seen
+    assert "veriformer ablate positions --seeds 2 --task first --variant none" in seen
+    assert "noise floor" in seen
+
+
+def test_too_few_seeds_are_announced_before_they_run(
+    veriformer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_runs(cluster: str | None, processes: int, folder: Path) -> Any:
+        raise executors.ClusterError("nothing is run here")
+
+    monkeypatch.setattr(executors, "open_executor", nothing_runs)
+    few = ["positions", "--task", "majority", "--variant", "none", "--seeds", "2"]
+    seen = veriformer("ablate", *few, "--out", str(tmp_path), status=3)
+    warning, refusal, _ = seen.stderr.partition("nothing is run here")
+    assert refusal
+    assert "2 seeds cannot reach a verdict" in warning
+    assert "give --seeds 7 or more" in warning
 
 
 def test_what_is_left_behind(undisturbed: Path) -> None:
@@ -104,15 +139,10 @@ def test_what_is_left_behind(undisturbed: Path) -> None:
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
-    command = [COMMAND, "ablate", *SMALL, "--out", str(tmp_path)]
-    running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while _stored(tmp_path / "trials.sqlite") < 1:
-        assert running.poll() is None
-        time.sleep(0.02)
+    running = _begin(ENDLESS, tmp_path, stderr=subprocess.PIPE)
+    _until(lambda: _count(tmp_path / "trials.sqlite", "trials") > 0, running)
     os.killpg(running.pid, signal.SIGINT)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=600)
     assert running.returncode == 130, errors
     assert "go on with --resume" in errors
     assert json.loads((tmp_path / "ablation.json").read_text())["trials"]["finished"] >= 1
@@ -131,42 +161,30 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
         (["positions", "--cluster", "here"], "--cluster was 'here'; it must be tcp://HOST:PORT"),
     ],
 )
-def test_bad_input_gets_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
-    answer = ablate(*arguments, "--out", str(tmp_path / "out"))
-    assert answer.returncode == 3
+def test_bad_input_gets_one_sentence(veriformer: Run, arguments: list[str], message: str, tmp_path: Path) -> None:
+    answer = veriformer("ablate", *arguments, "--out", str(tmp_path / "out"), status=3)
     assert message in answer.stderr.replace("\n", " ")
     assert "Traceback" not in answer.stderr
 
 
-def test_cuda_where_there_is_none(tmp_path: Path) -> None:
+def test_cuda_where_there_is_none(veriformer: Run, tmp_path: Path) -> None:
     import torch
 
+    answer = veriformer(*SMALL, "--device", "cuda", "--out", str(tmp_path))
     if torch.cuda.is_available():
-        answer = ablate(*SMALL, "--device", "cuda", "--out", str(tmp_path))
         assert answer.returncode == 0
     else:
-        answer = ablate(*SMALL, "--device", "cuda", "--out", str(tmp_path))
         assert answer.returncode == 3
         assert "this machine has no CUDA device that torch can use; give --device cpu" in answer.stderr
 
 
-def test_a_foreign_store(tmp_path: Path) -> None:
+def test_a_foreign_store(veriformer: Run, tmp_path: Path) -> None:
     (tmp_path / "trials.sqlite").write_text("not a database, not at all " * 100)
-    answer = ablate(*SMALL, "--out", str(tmp_path))
-    assert answer.returncode == 3
+    answer = veriformer(*SMALL, "--out", str(tmp_path), status=3)
     assert "is no store of trials, or damaged" in answer.stderr
 
 
-def test_studies_are_listed() -> None:
-    told = json.loads(ablate("--list", "--format", "json").stdout)
+def test_studies_are_listed(veriformer: Run) -> None:
+    told = json.loads(veriformer("ablate", "--list", "--format", "json", status=0).stdout)
     assert {"positions", "residual", "norm", "warm-up"} == {s["name"] for s in told if s["default"]}
     assert {"profile", "initialisation", "scaling-law", "views"} <= {s["name"] for s in told}
-
-
-def test_too_few_seeds_are_announced_before_they_run(tmp_path: Path) -> None:
-    seen = ablate(
-        "positions", "--task", "majority", "--variant", "none", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)
-    )
-    assert "2 seeds cannot reach a verdict" in seen.stderr
-    assert "give --seeds 7 or more" in seen.stderr
-    assert "too few seeds" in seen.stdout
