@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns")
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
+    if given.against and not (given.against / "properties").is_dir():
+        parser.error(f"--against was {given.against}, which is no checkout of this project; give the folder of one")
     checkouts = {"": HERE} | ({"before": given.against.resolve()} if given.against else {})
     runs: dict[str, list[dict[tuple[str, str], list[float]]]] = {label: [] for label in checkouts}
     for _ in range(given.runs):
