@@ -99,7 +99,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=least), claimed, quotient))
         if bool(tried[-1][0] < 1e-5):
             break
-    error, claimed, quotient = min(tried, key=lambda one: float(one[0]))
+    error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(
         error < 1e-5,
         "the gradient is not the derivative of the output",
@@ -210,7 +210,7 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
         quotient = (ends[0] - ends[1]) / (2 * step * scale)
         size = sum((g.detach().norm() * w.norm() for g, w in zip(first, left, strict=True)), start=zero)
         tried.append(((claimed - quotient).abs() / (size + quotient.abs()), quotient))
-    error, quotient = min(tried, key=lambda one: float(one[0]))
+    error, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(
         error < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
         expected=f"{quotient:.8g}", error=error, tolerance=1e-4,
