@@ -92,7 +92,7 @@ class Answers:
         for prop_id, outcome in known.items():
             judge.learn(prop_id, outcome)
         result = judge.judge(catalogue()[prop])
-        return {"result": plain(result), "probed": judge.probed}
+        return {"result": plain(result), "probed": judge.probed, "verified": sorted(judge.verified)}
 
     def canaries(self, kinds: Sequence[str], props: Sequence[str]) -> dict[str, Any]:
         """Send known-broken models of these kinds through the engine."""

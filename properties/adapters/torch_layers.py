@@ -87,6 +87,7 @@ def transform(model: Any, source: Any, target: Any, source_mask: Any = None, tar
     )  # fmt: skip
 
 
+_CAUSAL_PADDING = "right"  # on the left it leaves queries without a key: NaN on the fast path, else other outputs
 _COMMON = {"positions": "none", "norm": "layer", "residual": True, "bias": True}
 
 
@@ -114,13 +115,12 @@ def _encoder(norm_first: bool, causal: bool = False) -> Subject:
         name=f"nn.TransformerEncoder({words}{'pre' if norm_first else 'post'}-LN)",
         build=partial(build_encoder, norm_first=norm_first),
         forward=encode_causally if causal else encode,
-        # with a causal mask, left padding leaves queries without a key: NaN on the fast path
         declares=_facts(
             norm_first,
             causal=causal,
             activation="relu",
             final_norm=norm_first,
-            padding_side="right" if causal else "both",
+            padding_side=_CAUSAL_PADDING if causal else "both",
         ),
     )
 
@@ -134,7 +134,7 @@ def _decoder(norm_first: bool, layers: bool) -> Subject:
         build=partial(build_decoder if layers else build_decoder_layer, norm_first=norm_first),
         forward=decode,
         declares=_facts(norm_first, causal=True, activation="relu", final_norm=norm_first and layers,
-                        encodes_source=False, stacked=layers),
+                        encodes_source=False, stacked=layers, padding_side=_CAUSAL_PADDING),
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def _transformer(norm_first: bool) -> Subject:
         name=f"nn.Transformer({'pre' if norm_first else 'post'}-LN)",
         build=partial(build_transformer, norm_first=norm_first),
         forward=transform,
-        declares=_facts(norm_first, causal=True, activation="relu", final_norm=True),
+        declares=_facts(norm_first, causal=True, activation="relu", final_norm=True, padding_side=_CAUSAL_PADDING),
     )
 
 

@@ -21,6 +21,7 @@ def needs_fact(name: str, *values: Any) -> Premise:
             return f"speaks of {name} = {' or '.join(map(repr, values))}; here it is {value!r}"
         return None
 
+    reason.rests_on = name  # type: ignore[attr-defined]
     return reason
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.subject import Subject
@@ -43,6 +43,8 @@ class Property:
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
         costly: whether it runs only in the profile thorough, or when it is named.
+        rests_on: facts without which it does not apply.
+        asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
     """
 
     id: str
@@ -58,6 +60,8 @@ class Property:
     examples_factor: float = 1.0
     catches: tuple[str, ...] = ()
     costly: bool = False
+    rests_on: tuple[str, ...] = ()
+    asks: tuple[str, Any] | None = None
 
     @property
     def family(self) -> str:
@@ -90,6 +94,7 @@ def holds(
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
     costly: bool = False,
+    asks: tuple[str, Any] | None = None,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
 
@@ -106,6 +111,7 @@ def holds(
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
         costly: run it only in the profile thorough, or when it is named.
+        asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
 
     Raises:
         ValueError: the id is malformed or taken, or a kind or level does not exist.
@@ -137,6 +143,8 @@ def holds(
             inapplicable=inapplicable,
             sweeps_lengths=sweeps_lengths,
             check=check,
+            rests_on=tuple(r.rests_on for r in reasons if hasattr(r, "rests_on")),
+            asks=asks,
             examples_factor=examples_factor,
             catches=tuple(catches),
             costly=costly,

@@ -20,7 +20,7 @@ _SOURCE = "Vaswani et al. 2017, section 3.2.3: a masked position gets weight 0."
 
 def _padded_on(side: str) -> object:
     def reason(subject: Subject) -> str | None:
-        supported = subject.fact("padding_side", "right")
+        supported = subject.fact("padding_side", "both")
         if supported in (side, "both"):
             return None
         return f"the subject supports padding on the {supported}; declare padding_side='both' if it supports {side} too"
@@ -160,6 +160,7 @@ def _amount(case: Case, side: str) -> None:
     unless=(_PADDING, _padded_on("right")),  # type: ignore[arg-type]
     sweeps_lengths=True,
     catches=("PM10", "PM13", "PM14", "PM16"),
+    asks=("padding_side", "left"),
 )
 def right_padding_changes_nothing(case: Case) -> None:
     """The sample alone, without padding, and in a batch that is padded to a longer one, gives the same outputs."""
@@ -176,9 +177,11 @@ def right_padding_changes_nothing(case: Case) -> None:
     unless=(_PADDING, _padded_on("left")),  # type: ignore[arg-type]
     sweeps_lengths=True,
     catches=("PM08", "PM04"),
+    asks=("padding_side", "right"),
 )
 def left_padding_changes_nothing(case: Case) -> None:
-    """Applies where padding_side is declared as left or both: absolute positions must then follow the mask.
+    """Absolute positions must follow the mask. Where they do not by design, declare padding_side='right'; undeclared, a
+    difference is an open question.
 
     Relative positions are immune to a shift of all positions.
     """

@@ -23,7 +23,7 @@ from veriformer.properties.definitions.segmentation import (
     times_more,
 )
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 
 _KIND = ("tokenizer",)
@@ -81,8 +81,9 @@ def _text(case: Case) -> str:
     formula="decode(encode(s)) = s for every s of Unicode",
     source="Radford et al. 2019, 2.2; documented bugs TK01, TK04.",
     kinds=_KIND,
-    unless=(needs_part("decode"), needs_fact("reversible", True)),
+    unless=(needs_part("decode"), excludes_fact("reversible", False)),
     examples_factor=4,
+    asks=("reversible", False),
     catches=("TK01", "TK04"),
 )
 def decoding_gives_back_the_text(case: Case) -> None:

@@ -16,11 +16,13 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.search import Search
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
+from veriformer.properties.judging.questions import with_questions
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
-from veriformer.properties.probes.probe import identify, probe
-from veriformer.properties.results.records import Result
+from veriformer.properties.probes.probe import Seen, identify, probe
+from veriformer.properties.results.records import FAIL, PASS, Result
+from veriformer.properties.subject.asking import LENIENT, facts_asked_for
 from veriformer.properties.subject.subject import Subject
 
 
@@ -45,7 +47,8 @@ class Judge:
         self._twin = twin
         self._bench: Workbench | None = None
         self._preflight: Preflight | None = None
-        self._notes: list[str] = []
+        self._seen = Seen()
+        self._verified: set[str] = set()
         self._outcomes: dict[str, str] = {}
 
     def judge(self, prop: Property) -> Result:
@@ -103,12 +106,18 @@ class Judge:
             if self._bench is None or ready.error:
                 return outcomes.not_ready(prop, ready)
             self._bench.tally = Tally()
-            return outcomes.of(prop, self._bench.tally, Search(prop, self._bench).replay(choices))
+            found = Search(prop, self._bench).replay(choices)
+            return self._with_questions(prop, outcomes.of(prop, self._bench.tally, found))
 
     @property
     def probed(self) -> list[str]:
         """What was found out rather than declared, one sentence each; empty before the first property was judged."""
-        return self._notes
+        return self._seen.notes
+
+    @property
+    def verified(self) -> set[str]:
+        """Facts that a property of those judged so far could have told from false ones."""
+        return self._verified
 
     def _judge(self, prop: Property) -> Result:
         if self.subject.kind not in prop.kinds:
@@ -128,7 +137,14 @@ class Judge:
         if blocker:
             return outcomes.blocked(prop, blocker)
         assert self._bench is not None
-        return outcomes.searched(prop, self._bench, is_brief=self.is_brief)
+        with facts_asked_for() as asked:
+            result = outcomes.searched(prop, self._bench, is_brief=self.is_brief)
+        if result.outcome in (PASS, FAIL):
+            self._verified |= set(prop.rests_on) | (asked - LENIENT)
+        return result if self.is_brief else self._with_questions(prop, result)
+
+    def _with_questions(self, prop: Property, result: Result) -> Result:
+        return with_questions(result, prop, self.subject, self._seen.facts, self._seen.questions)
 
     def _prepare(self) -> Preflight:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
@@ -138,8 +154,8 @@ class Judge:
                 self._bench.subject = callable_subject(self.subject, self._bench.pool)
                 self._preflight = preflight(self._bench)
                 if not (self._preflight.error or self._preflight.broken or self.is_brief):
-                    facts, self._notes = probe(self._bench)
-                    self._bench.subject = self._bench.subject.with_facts(**facts)
+                    self._seen = probe(self._bench)
+                    self._bench.subject = self._bench.subject.with_facts(**self._seen.facts)
             except (SubjectError, ValueError) as problem:
                 self._preflight = Preflight(error=str(problem))
             except Exception as problem:  # a module that was never initialised breaks wherever it is looked at

@@ -23,6 +23,7 @@ from veriformer.properties.results.records import (
     ERROR,
     FAIL,
     NOT_APPLICABLE,
+    OPEN,
     PASS,
     UNEXPECTED_PASS,
     Report,
@@ -177,7 +178,7 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
             continue
         matching = [r for s in report.subjects if entry.speaks_of(s.name, s.target) for r in s.results]
         matching = [r for r in matching if r.id == entry.property]
-        failing = [r for r in matching if r.outcome in (FAIL, ERROR)]
+        failing = [r for r in matching if r.outcome in (FAIL, OPEN, ERROR)]
         link = f" ({entry.link})" if entry.link else ""
         for result in failing:
             result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"

@@ -51,7 +51,7 @@ def _causal(subject: Subject) -> bool:
 
 def _padded(subject: Subject) -> bool:
     # right padding lies in the future of a causal model, which does not look there anyway
-    looks_there = not subject.fact("causal") or subject.fact("padding_side") in ("left", "both")
+    looks_there = not subject.fact("causal") or subject.fact("padding_side", "both") in ("left", "both")
     return (
         subject.kind in SEQUENCES
         and subject.takes_mask("padding")
@@ -64,7 +64,7 @@ def _both_ways(subject: Subject) -> bool:
 
 
 _FUTURE = ("causality.no-future-influence", "causality.no-future-gradient", "causality.prefix-consistency")
-_PADDING = ("padding.content-irrelevant", "padding.amount-irrelevant")
+_PADDING = ("padding.content-irrelevant", "padding.amount-irrelevant", "padding.every-position-hides")
 _LEAK = "a model that reads ahead in training has nothing to read ahead when it generates"
 
 FAULTS: Mapping[str, Fault] = {

@@ -14,6 +14,21 @@ from veriformer.properties.engine.stream import Stream
 
 
 @dataclass(frozen=True)
+class Question:
+    """What a probe saw that may be a defect or the design.
+
+    Attributes:
+        decides: id of the property that the answer decides about.
+        text: one sentence, ending in a question mark.
+        declare: the line that answers it, if it is by design.
+    """
+
+    decides: str
+    text: str
+    declare: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that was seen.
 
@@ -23,6 +38,7 @@ class Finding:
         how: how that was seen; one clause.
         is_fact: whether it stands in for a declaration: properties that follow from it are judged.
         told: whether a report of a check mentions it where it is not declared.
+        asks: the question that it raises where it is not declared, if it narrows what is judged.
     """
 
     name: str
@@ -30,6 +46,7 @@ class Finding:
     how: str
     is_fact: bool = True
     told: bool = True
+    asks: Question | None = None
 
     @property
     def note(self) -> str:

@@ -10,12 +10,18 @@ from torch import Tensor
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.stream import PER_POSITION, SEQUENCES, Stream
-from veriformer.properties.probes.findings import Finding, a_stream
+from veriformer.properties.probes.findings import Finding, Question, a_stream
 from veriformer.properties.probes.observed_scale import ObservedScale, ScaleWatch
 from veriformer.properties.subject.paths import DEFAULT, Path
 
 LENGTH = 6  # long enough to tell one step ahead from all steps ahead, short enough for any window or table
 LONG = 14  # long enough to show the windows that tests use
+_STACKS = ("encoder", "decoder", "encoder_decoder", "classifier")
+_UNORDERED = Question(
+    "attention.attends",
+    "The output does not depend on the order of the tokens: are positions forgotten, or is it a set on purpose?",
+    "positions='none'",
+)
 _ORDERED = tuple(kind for kind in SEQUENCES if kind != "cross_attention")
 
 
@@ -27,9 +33,11 @@ def what_reaches_what(bench: Workbench) -> Iterator[Finding]:
     influence = _influence(bench, LENGTH)
     causal = not bool(influence.triu(1).any())
     prefix = _prefix(influence)
-    yield Finding("causal", causal or bool(prefix), _reach(influence, prefix))
+    yield Finding("causal", causal or bool(prefix), _reach(influence, prefix), asks=_partly_blind(influence, prefix))
     if prefix:
-        yield Finding("prefix", prefix, f"the first {prefix} positions see one another both ways, later ones the past")
+        seen = f"the first {prefix} positions see one another both ways, later ones the past"
+        question = Question("causality.no-future-influence", f"{seen}: a leak, or a prefix?", f"prefix={prefix}")
+        yield Finding("prefix", prefix, seen, asks=question)
     one_layer = subject.kind in ("self_attention", "layer")
     longest = min(bench.configs[0].max_len, int(subject.fact("max_len", LONG)))
     if causal and one_layer and longest >= LONG:
@@ -37,7 +45,20 @@ def what_reaches_what(bench: Workbench) -> Iterator[Finding]:
         reach = [int((t - row.nonzero().min()).item()) for t, row in enumerate(wide) if bool(row.any())]
         window = max(reach) + 1
         if window < LONG and all(r == min(t, window - 1) for t, r in enumerate(reach)):
-            yield Finding("window", window, f"output t depends on the last {window} inputs alone, itself among them")
+            seen = f"output t depends on the last {window} inputs alone, itself among them"
+            question = Question("causality.window", f"{seen}: a mask too strict, or a window?", f"window={window}")
+            yield Finding("window", window, seen, asks=question)
+
+
+def _partly_blind(influence: Tensor, prefix: int) -> Question | None:
+    """Ask of a subject that sees some later inputs and not all whether a causal mask leaks."""
+    above = torch.ones_like(influence, dtype=torch.bool).triu(1)
+    if prefix or not bool(influence[above].any()) or bool((influence[above] > 0).all()):
+        return None
+    seen = f"{_reach(influence, prefix).partition(';')[0]}, and not on all of them"
+    return Question(
+        "causality.declared-bidirectional-is", f"{seen}: a causal mask that leaks, or meant?", "causal=False"
+    )
 
 
 def _reach(influence: Tensor, prefix: int) -> str:
@@ -104,6 +125,8 @@ def order_matters(bench: Workbench) -> Iterator[Finding]:
     x = stream.draw(1, LENGTH)
     if not x.is_floating_point():
         x = torch.arange(LENGTH, device=x.device)[None] % bench.configs[0].vocab_size
+    if subject.fact("causal") and subject.kind in _STACKS:
+        yield from _forgotten_order(stream, x)
     if subject.fact("causal") or (subject.kind in PER_POSITION and not bool((_influence(bench, LENGTH) > 0).all())):
         return  # a mask tells positions apart by itself
     order = [2, 0, 5, 1, 4, 3]
@@ -112,7 +135,18 @@ def order_matters(bench: Workbench) -> Iterator[Finding]:
     expected = straight[:, order] if subject.kind in PER_POSITION else straight
     same = worst_difference(permuted, expected, size_of(expected)).error <= stream.case.tolerance(stream.built)
     manner = "does not depend on" if same else "depends on"
-    yield Finding("positions", "none" if same else "other", f"the output {manner} the order of the input")
+    asks = _UNORDERED if same and subject.kind in _STACKS else None
+    yield Finding("positions", "none" if same else "other", f"the output {manner} the order of the input", asks=asks)
+
+
+def _forgotten_order(stream: Stream, x: Tensor) -> Iterator[Finding]:
+    """Reorder all inputs of a causal stack but the last: its last output tells the orders apart, with positions or by
+    the masks of two layers.
+    """
+    with torch.no_grad():
+        straight, permuted = stream(x)[:, -1], stream(x[:, [2, 0, 4, 1, 3, 5]])[:, -1]
+    if worst_difference(permuted, straight, size_of(straight)).error <= stream.case.tolerance(stream.built):
+        yield Finding("positions", "none", "the last output does not depend on the order before it", asks=_UNORDERED)
 
 
 def observed_scales(bench: Workbench) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ To add a probe, write a generator of findings in a file of this room and name it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from veriformer.properties.probes.behaviour import (
     repeats_itself,
     shift_of_labels,
 )
-from veriformer.properties.probes.findings import Finding, Probe
+from veriformer.properties.probes.findings import Finding, Probe, Question
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
@@ -52,26 +53,38 @@ def identify(bench: Workbench) -> list[Finding]:
     return list(found.values())
 
 
-def probe(bench: Workbench) -> tuple[dict[str, Any], list[str]]:
-    """Find out what a subject does not declare.
+@dataclass(frozen=True)
+class Seen:
+    """What a subject does not declare and shows.
 
-    Returns:
-        The facts found, and one sentence each for the report.
+    Attributes:
+        facts: that stand in for declarations.
+        notes: one sentence each, for the report.
+        questions: what only the author knows, by the id of the property that the answer decides about.
     """
-    facts: dict[str, Any] = {}
-    notes: list[str] = []
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+
+
+def probe(bench: Workbench) -> Seen:
+    """Find out what a subject does not declare."""
+    seen = Seen()
     for look in PROBES:
         if look in FOR_IDENTIFICATION:
             continue
         for finding in _seen(look, bench):
             known = bench.subject.fact(finding.name)
-            if finding.is_fact and (known is not None or finding.name in facts):
+            if finding.is_fact and (known is not None or finding.name in seen.facts):
                 continue
             if finding.is_fact:
-                facts[finding.name] = finding.value
+                seen.facts[finding.name] = finding.value
             if finding.told:
-                notes.append(finding.note)
-    return facts, notes
+                seen.notes.append(finding.note)
+            if finding.asks:
+                seen.questions.setdefault(finding.asks.decides, finding.asks)
+    return seen
 
 
 def _seen(look: Probe, bench: Workbench) -> list[Finding]:

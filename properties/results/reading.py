@@ -28,6 +28,7 @@ def report_of(record: Mapping[str, Any]) -> Report:
     return Report(
         [subject_of(s) for s in record["subjects"]], record["seed"], record["profile"], record["device"],
         dict(record["versions"]), record.get("seconds", 0.0), record.get("canaries"),
+        record.get("allow_open", False),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ SCHEMA = "veriformer-report/1"
 
 PASS = "PASS"
 FAIL = "FAIL"
+OPEN = "OPEN"
 DEVIATION = "DEVIATION"
 UNEXPECTED_PASS = "UNEXPECTED_PASS"
 NOT_APPLICABLE = "NOT_APPLICABLE"
@@ -22,8 +23,8 @@ BLOCKED = "BLOCKED"
 VACUOUS = "VACUOUS"
 ERROR = "ERROR"
 TIMEOUT = "TIMEOUT"
-OUTCOMES = (PASS, FAIL, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
-"""Every outcome; only PASS passes."""
+OUTCOMES = (PASS, FAIL, OPEN, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
+"""Every outcome; only PASS passes. OPEN is a question: what was seen is a defect, or by design and to be declared."""
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Result:
         level: "core" or "extended".
         outcome: one of `OUTCOMES`.
         reason: one sentence, empty for a PASS.
+        declare: for an OPEN one, the line that answers the question if it is by design: `padding_side='right'`.
         examples: cases judged.
         witnesses: times the premise held.
         error: worst error.
@@ -79,13 +81,14 @@ class Result:
         subject_seconds: of which inside the subject.
         paths: times each path was walked.
         measures: what was measured beside, the largest of each.
-        counterexample: for a FAIL.
+        counterexample: for a FAIL, and for an OPEN one that a property found.
     """
 
     id: str
     level: str
     outcome: str
     reason: str = ""
+    declare: str = ""
     examples: int = 0
     witnesses: int = 0
     error: float = 0.0
@@ -108,6 +111,7 @@ class SubjectReport:
         target: how the command line names it.
         facts: declared.
         probed: facts found out rather than declared, in words.
+        believed: facts that were declared and that no property of the run could have told from false ones.
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
@@ -120,6 +124,7 @@ class SubjectReport:
     target: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     probed: list[str] = field(default_factory=list)
+    believed: list[str] = field(default_factory=list)
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -133,6 +138,11 @@ class SubjectReport:
     def applicable(self) -> int:
         """Results other than NOT_APPLICABLE."""
         return len(self.results) - self.count(NOT_APPLICABLE)
+
+
+def believed(declared: Iterable[str], verified: Iterable[str]) -> list[str]:
+    """Return the declared facts that nothing verified, in the order of their declaration."""
+    return [name for name in declared if name not in set(verified)]
 
 
 class ViolationsFoundError(AssertionError):
@@ -151,6 +161,7 @@ class Report:
         versions: of Python, torch, veriformer ...
         seconds: wall time.
         canaries: `{"sent": n, "caught": k, "missed": [...]}`: known-broken models that went through the engine first.
+        allow_open: whether open questions leave the exit status at 0.
     """
 
     subjects: list[SubjectReport]
@@ -160,6 +171,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=lambda: versions())
     seconds: float = 0.0
     canaries: dict[str, Any] | None = None
+    allow_open: bool = False
 
     @property
     def results(self) -> list[Result]:
@@ -168,7 +180,7 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0: all applicable properties hold. 1: one does not. 2: nothing could be judged.
+        """0: all applicable properties hold. 1: one does not, or is open. 2: nothing could be judged.
 
         A missed canary voids the run (2) whatever else was found. An ERROR or TIMEOUT beside judged properties
         is the subject failing on an input that its kind allows (1); a subject without one judged property, or a
@@ -177,9 +189,9 @@ class Report:
         outcomes = {r.outcome for r in self.results}
         if self.canaries and self.canaries["missed"]:
             return 2
-        if outcomes & {FAIL, UNEXPECTED_PASS}:
+        if outcomes & {FAIL, UNEXPECTED_PASS} or (OPEN in outcomes and not self.allow_open):
             return 1
-        judged = {PASS, DEVIATION}
+        judged = {PASS, DEVIATION, OPEN}
         if not self.subjects or not all(any(r.outcome in judged for r in s.results) for s in self.subjects):
             return 2
         if outcomes & {ERROR, TIMEOUT}:
@@ -205,7 +217,7 @@ class Report:
     def _troubles(self) -> Iterator[tuple[SubjectReport, Result]]:
         for subject in self.subjects:
             for result in subject.results:
-                if result.outcome not in (PASS, NOT_APPLICABLE, DEVIATION):
+                if result.outcome not in (PASS, NOT_APPLICABLE, DEVIATION, *([OPEN] * self.allow_open)):
                     yield subject, result
 
     def to_json(self) -> dict[str, Any]:

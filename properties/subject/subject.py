@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from veriformer.properties.subject import asking
 from veriformer.properties.subject.facts import validated
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -118,6 +119,7 @@ class Subject:
 
     def fact(self, name: str, default: Any = None) -> Any:
         """Return a declared fact, else what the kind implies, else `default`."""
+        asking.note(name)
         if name in self.declares:
             return self.declares[name]
         return KINDS[self.kind].implied.get(name, default)
