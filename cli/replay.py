@@ -48,7 +48,7 @@ def replay(case: str, target: str | None) -> int:
         raise click.UsageError(str(problem)) from None
     result = answer["result"]
     console = Console(highlight=False, soft_wrap=True)
-    if result["outcome"] == "FAIL":
+    if result["outcome"] in ("FAIL", "OPEN"):
         result["counterexample"]["id"] = path.stem  # its own, whatever the subject is called now
         statement = described[result["id"]]["statement"]
         print_failure(console, result, statement, record["target"], **how_to_repeat(path, record["target"]))

@@ -64,7 +64,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     print_report(console, record, {}, size)
     for subject in record["subjects"]:
         for result in subject["results"]:
-            if result["outcome"] == "FAIL" and result.get("counterexample"):
+            if result["outcome"] in ("FAIL", "OPEN") and result.get("counterexample"):
                 case = cases / f"{result['counterexample']['id']}.json"
                 repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
                 print_failure(console, result, "", subject["name"], **repeated)

@@ -25,8 +25,9 @@ def badge(record: Mapping[str, Any]) -> str:
         text, colour = "nothing judged", _GREY
     else:
         text = f"core {holds}/{applicable}"
-        troubled = any(r["outcome"] in TROUBLES for _, r in results(record))
-        deviates = any(r["outcome"] == "DEVIATION" for _, r in results(record))
-        colour = _RED if troubled else _AMBER if deviates else _GREEN
+        outcomes = {r["outcome"] for _, r in results(record)}
+        asked = sum(r["outcome"] == "OPEN" for _, r in results(record))
+        text += f", {asked} open" if asked else ""
+        colour = _RED if outcomes & {*TROUBLES} - {"OPEN"} else _AMBER if outcomes & {"DEVIATION", "OPEN"} else _GREEN
     left, right = (round(_LETTER * len(words) + 12) for words in ("veriformer", text))
     return render("badge.svg.j2", text=text, colour=colour, left=left, right=right)

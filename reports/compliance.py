@@ -16,13 +16,13 @@ from veriformer.reports.page import render
 from veriformer.reports.records import write_text
 from veriformer.reports.verdicts import TROUBLES, name_of, results
 
-_MARKS = {"FAIL": "✗", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
+_MARKS = {"FAIL": "✗", "OPEN": "?", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
           "BLOCKED": "b"}  # fmt: skip
 if TYPE_CHECKING:
     import pandas as pd
 
 LEGEND = (
-    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `e` raised, `t` "
+    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an open question, `e` raised, `t` "
     "time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
 )
 
@@ -73,8 +73,10 @@ def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
 def _verdict(total: Mapping[str, int]) -> str:
     if any(total.get(outcome) for outcome in ("FAIL", "UNEXPECTED_PASS")):
         return "fail"
-    if any(total.get(outcome) for outcome in TROUBLES):
+    if any(total.get(outcome) for outcome in TROUBLES if outcome != "OPEN"):
         return "error"
+    if total.get("OPEN"):
+        return "open"
     return "deviation" if total.get("DEVIATION") else "pass"
 
 
@@ -101,7 +103,7 @@ def summary(table: Mapping[str, Any]) -> list[str]:
     """Return what the table says, in sentences."""
     verdicts = Counter(row["verdict"] for row in table["rows"])
     libraries = {row["library"] for row in table["rows"]}
-    told = ", ".join(f"{verdicts[v]} {v}" for v in ("pass", "deviation", "fail", "error") if verdicts[v])
+    told = ", ".join(f"{verdicts[v]} {v}" for v in ("pass", "deviation", "open", "fail", "error") if verdicts[v])
     releases = ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
     lines = [f"{len(table['rows'])} models of {len(libraries)} libraries: {told or 'none judged'}."]
     if table["canaries"]:

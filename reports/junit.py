@@ -9,7 +9,7 @@ from xml.etree import ElementTree as Tree
 
 from veriformer.reports.verdicts import WORDS, is_void, name_of
 
-_FAILURES = ("FAIL", "UNEXPECTED_PASS")
+_FAILURES = ("FAIL", "OPEN", "UNEXPECTED_PASS")
 _ERRORS = ("ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

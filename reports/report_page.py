@@ -8,7 +8,18 @@ from typing import Any
 from tabulate import tabulate
 
 from veriformer.reports.page import render
-from veriformer.reports.verdicts import NO_SCRIPT, TROUBLES, WORDS, core, is_void, name_of, provenance, results, total
+from veriformer.reports.verdicts import (
+    NO_SCRIPT,
+    TROUBLES,
+    WORDS,
+    core,
+    is_void,
+    name_of,
+    provenance,
+    questions,
+    results,
+    total,
+)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -29,6 +40,7 @@ def page(record: Mapping[str, Any]) -> str:
         holds=holds,
         applicable=applicable,
         void=is_void(record),
+        asked=[(s, declare, of) for s in record["subjects"] for declare, of in questions(s).items()],
         case=_case,
         mark=_mark,
     )
@@ -50,8 +62,12 @@ def markdown(record: Mapping[str, Any]) -> str:
     lines = ["# veriformer", "", f"{total(record)}; {provenance(record)}.", "", table, ""]
     if is_void(record):
         lines.insert(2, "**Void: a known-broken model passed.**\n")
+    for subject in record["subjects"]:
+        for declare, asked in questions(subject).items():
+            ids = ", ".join(r["id"] for r in asked)
+            lines.append(f"- **open** `{name_of(subject)}` {ids}: {asked[0]['reason']} `{declare}`")
     for subject, result in results(record):
-        if result["outcome"] in (*TROUBLES, "DEVIATION"):
+        if result["outcome"] in (*TROUBLES, "DEVIATION") and result["outcome"] != "OPEN":
             lines.append(f"- **{WORDS[result['outcome']]}** `{name_of(subject)}` {result['id']}: {result['reason']}")
             found = result.get("counterexample")
             if found and found.get("cause"):

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from veriformer.reports.verdicts import NO_SCRIPT, WORDS
+from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
 
 _STYLE = {
-    "PASS": "green", "FAIL": "bold red", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
+    "PASS": "green", "FAIL": "bold red", "OPEN": "bold cyan", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
@@ -52,14 +52,21 @@ def print_report(
         with_paths: also print which paths were never walked.
     """
     for subject in report["subjects"]:
-        troubled = {r["outcome"] for r in subject["results"]} & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
-        line = Text("✗ " if troubled else "✓ ", style="bold red" if troubled else "bold green")
+        outcomes = {r["outcome"] for r in subject["results"]}
+        troubled = outcomes & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
+        mark, colour = ("✗", "red") if troubled else ("?", "cyan") if "OPEN" in outcomes else ("✓", "green")
+        line = Text(f"{mark} ", style=f"bold {colour}")
         line.append(subject["name"], style="bold").append(f"  {summary(subject, catalogue)}", style="default")
         if subject["power"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
+        for declare, asked in questions(subject).items():
+            console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))
+            console.print(Text(f"          {declare}", style="bold"))
         for note in subject["probed"]:
             console.print(Text(f"    probed: {note}", style="dim"))
+        if subject.get("believed"):
+            console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
@@ -75,6 +82,10 @@ def print_report(
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def _ids(asked: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(r["id"] for r in asked)
 
 
 def _print_never_walked(console: Console, subjects: Sequence[Mapping[str, Any]], verbose: bool) -> None:
@@ -97,7 +108,7 @@ def _print_results(
     console: Console, results: Sequence[Mapping[str, Any]], statements: Mapping[str, str], verbose: bool
 ) -> None:
     """Print what did not pass; one line for all properties that stopped at the same obstacle."""
-    shown = [r for r in results if verbose or r["outcome"] not in ("PASS", "NOT_APPLICABLE")]
+    shown = [r for r in results if verbose or r["outcome"] not in ("PASS", "NOT_APPLICABLE", "OPEN")]
     obstacles = Counter((r["outcome"], r["reason"]) for r in shown if r["outcome"] in ("ERROR", "TIMEOUT", "BLOCKED"))
     told: set[tuple[str, str]] = set()
     for result in shown:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 WORDS = {
-    "PASS": "pass", "FAIL": "fail", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
+    "PASS": "pass", "FAIL": "fail", "OPEN": "open", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
     "BLOCKED": "blocked", "VACUOUS": "vacuous", "ERROR": "error", "TIMEOUT": "timeout", "NOT_APPLICABLE": "n.a.",
 }  # fmt: skip
 """Every outcome as people read it."""
@@ -15,7 +15,7 @@ WORDS = {
 NO_SCRIPT = "none: what fails here cannot be told by torch and your code alone; the command above shows it again"
 """Where a failure has no standalone script."""
 
-TROUBLES = ("FAIL", "UNEXPECTED_PASS", "ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
+TROUBLES = ("FAIL", "OPEN", "UNEXPECTED_PASS", "ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
 """Outcomes that are neither a pass, nor a declared deviation, nor silence."""
 
 
@@ -45,6 +45,15 @@ def total(record: Mapping[str, Any]) -> str:
         ", ".join(f"{counts[o]} {w}" for o, w in WORDS.items() if counts[o] and o != "NOT_APPLICABLE")
         or "nothing judged"
     )
+
+
+def questions(subject: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return what is open on a subject, by the line that answers it if it is by design."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for result in subject["results"]:
+        if result["outcome"] == "OPEN":
+            found.setdefault(result.get("declare", ""), []).append(result)
+    return found
 
 
 def is_void(record: Mapping[str, Any]) -> bool:

@@ -107,7 +107,8 @@ class Judge:
                 return outcomes.not_ready(prop, ready)
             self._bench.tally = Tally()
             found = Search(prop, self._bench).replay(choices)
-            return self._with_questions(prop, outcomes.of(prop, self._bench.tally, found))
+            result = outcomes.of(prop, self._bench.tally, found)
+            return with_questions(result, prop, self.subject, self._seen.facts, {})
 
     @property
     def probed(self) -> list[str]:
@@ -141,9 +142,8 @@ class Judge:
             result = outcomes.searched(prop, self._bench, is_brief=self.is_brief)
         if result.outcome in (PASS, FAIL):
             self._verified |= set(prop.rests_on) | (asked - LENIENT)
-        return result if self.is_brief else self._with_questions(prop, result)
-
-    def _with_questions(self, prop: Property, result: Result) -> Result:
+        if self.is_brief:
+            return result
         return with_questions(result, prop, self.subject, self._seen.facts, self._seen.questions)
 
     def _prepare(self) -> Preflight:

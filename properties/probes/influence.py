@@ -140,9 +140,7 @@ def order_matters(bench: Workbench) -> Iterator[Finding]:
 
 
 def _forgotten_order(stream: Stream, x: Tensor) -> Iterator[Finding]:
-    """Reorder all inputs of a causal stack but the last: its last output tells the orders apart, with positions or by
-    the masks of two layers.
-    """
+    """Reorder all inputs of a causal stack but the last: its last output tells the orders apart."""
     with torch.no_grad():
         straight, permuted = stream(x)[:, -1], stream(x[:, [2, 0, 4, 1, 3, 5]])[:, -1]
     if worst_difference(permuted, straight, size_of(straight)).error <= stream.case.tolerance(stream.built):

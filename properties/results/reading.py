@@ -34,7 +34,13 @@ def report_of(record: Mapping[str, Any]) -> Report:
 
 def whole(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a valid report with every field that it may leave out, as a run would have written it."""
-    return {"canaries": None, "not_judged": {}, **record, "subjects": [plain(s) for s in report_of(record).subjects]}
+    return {
+        "canaries": None,
+        "allow_open": False,
+        "not_judged": {},
+        **record,
+        "subjects": [plain(s) for s in report_of(record).subjects],
+    }
 
 
 def _with_numbers(record: Mapping[str, Any]) -> dict[str, Any]:

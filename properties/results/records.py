@@ -232,6 +232,7 @@ class Report:
             "tf32": False,
             "seconds": round(self.seconds, 3),
             "canaries": self.canaries,
+            "allow_open": self.allow_open,
             "subjects": [plain(s) for s in self.subjects],
         }
 

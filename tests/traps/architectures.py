@@ -78,17 +78,24 @@ class Model(nn.Module):
         return self.head(self.ln_f(x))
 
 
+def _padding(table: bool) -> dict[str, str]:
+    """A table of positions is read from the left, so that padding there moves what it gives."""
+    return {"padding_side": "right"} if table else {}
+
+
 def decoder(block: Callable[[DrawnConfig], nn.Module], *, table: bool = False, **given: Any) -> Subject:
     return Subject(
         kind="decoder", build=lambda c: Model(c, block, table=table, out=None),
-        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask), declares={"causal": True, **given},
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares={"causal": True, **_padding(table), **given},
     )  # fmt: skip
 
 
 def encoder(block: Callable[[DrawnConfig], nn.Module], *, table: bool = True, **given: Any) -> Subject:
     return Subject(
         kind="encoder", build=lambda c: Model(c, block, table=table, out=c.d_model),
-        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask), declares=given,
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares={**_padding(table), **given},
     )  # fmt: skip
 
 
@@ -370,7 +377,7 @@ def token_shift() -> Subject:
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             return super().forward(self.near(functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2), mask)
 
-    return decoder(lambda c: PreNorm(c, Shift(c)))
+    return decoder(lambda c: PreNorm(c, Shift(c)), padding_side="right")
 
 
 @trap("model-sinks-layer", "One layer with a window, and the first two tokens seen from everywhere", "StreamingLLM")

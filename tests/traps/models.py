@@ -34,7 +34,7 @@ def prefix() -> Subject:
             allowed[:3, :3] = True
             return allowed
 
-    return layer(Prefix, causal=True, positions="none", prefix=3)
+    return layer(Prefix, causal=True, positions="none", prefix=3, padding_side="right")
 
 
 @trap("T16", "A window of w keys, the token itself among them", "huggingface/transformers#29623")
