@@ -16,14 +16,14 @@ from veriformer.reports.page import render
 from veriformer.reports.records import write_text
 from veriformer.reports.verdicts import TROUBLES, name_of, results
 
-_MARKS = {"FAIL": "✗", "OPEN": "?", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t", "VACUOUS": "v",
-          "BLOCKED": "b"}  # fmt: skip
+_MARKS = {"FAIL": "✗", "OPEN": "?", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t",
+          "VACUOUS": "v", "BLOCKED": "b"}  # fmt: skip
 if TYPE_CHECKING:
     import pandas as pd
 
 LEGEND = (
-    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an open question, `e` raised, `t` "
-    "time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
+    "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an "
+    "open question, `e` raised, `t` time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
 )
 
 

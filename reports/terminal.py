@@ -13,7 +13,8 @@ from rich.text import Text
 from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
 
 _STYLE = {
-    "PASS": "green", "FAIL": "bold red", "OPEN": "bold cyan", "DEVIATION": "yellow", "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
+    "PASS": "green", "FAIL": "bold red", "OPEN": "bold cyan", "DEVIATION": "yellow",
+    "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}

@@ -160,7 +160,6 @@ def _amount(case: Case, side: str) -> None:
     unless=(_PADDING, _padded_on("right")),  # type: ignore[arg-type]
     sweeps_lengths=True,
     catches=("PM10", "PM13", "PM14", "PM16"),
-    asks=("padding_side", "left"),
 )
 def right_padding_changes_nothing(case: Case) -> None:
     """The sample alone, without padding, and in a batch that is padded to a longer one, gives the same outputs."""

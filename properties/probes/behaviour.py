@@ -10,7 +10,7 @@ from veriformer.properties.bench.measured import agrees_with_itself, is_determin
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
-from veriformer.properties.probes.findings import Finding, a_case, a_stream
+from veriformer.properties.probes.findings import Finding, Question, a_case, a_stream
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.paths import GRAD_MODES, Path
 
@@ -26,9 +26,12 @@ def padding_sides(bench: Workbench) -> Iterator[Finding]:
     supported = [side for side in ("right", "left") if _pads(bench, stream, side)]
     if supported == ["right", "left"]:
         yield Finding("padding_side", "both", "padding on either side leaves the outputs as they were")
-    else:
-        seen = f"padding on the {supported[0]} alone" if supported else "padding on neither side"
-        how = f"{seen} leaves the outputs as they were"
+    elif supported == ["left"]:
+        seen = "padding on the left leaves the outputs as they were, on the right it does not"
+        asks = Question("padding.left", f"{seen}: a defect, or by design?", "padding_side='left'")
+        yield Finding("padding_side", "left", seen, asks=asks)
+    elif not supported:
+        how = "padding on neither side leaves the outputs as they were"
         yield Finding("padding", "changes outputs", how, is_fact=False, told=False)
 
 

@@ -44,7 +44,7 @@ def what_reaches_what(bench: Workbench) -> Iterator[Finding]:
         wide = _influence(bench, LONG)
         reach = [int((t - row.nonzero().min()).item()) for t, row in enumerate(wide) if bool(row.any())]
         window = max(reach) + 1
-        if window < LONG and all(r == min(t, window - 1) for t, r in enumerate(reach)):
+        if 1 < window < LONG and all(r == min(t, window - 1) for t, r in enumerate(reach)):
             seen = f"output t depends on the last {window} inputs alone, itself among them"
             question = Question("causality.window", f"{seen}: a mask too strict, or a window?", f"window={window}")
             yield Finding("window", window, seen, asks=question)

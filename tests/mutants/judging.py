@@ -21,8 +21,8 @@ from veriformer.properties.subject.subject import Subject  # noqa: E402
 from veriformer.tests.mutants import Fault, all_faults  # noqa: E402
 from veriformer.tests.mutants.source import SourceMutant, all_source_mutants  # noqa: E402
 
-NOTICED = (r.FAIL, r.ERROR, r.TIMEOUT)
-"""Outcomes by which a mutant is noticed; only FAIL is a kill by a property, the others are a breakdown."""
+NOTICED = (r.FAIL, r.OPEN, r.ERROR, r.TIMEOUT)
+"""Outcomes by which a mutant is noticed; only FAIL, or OPEN, is a kill by a property, the others are a breakdown."""
 
 
 def judge_fault(fault_id: str, profile: str, seed: int) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _judged(
     return {
         "results": results,
         "kill": kill,
-        "killed": [x.id for x in results if x.outcome == r.FAIL],
+        "killed": [x.id for x in results if x.outcome in (r.FAIL, r.OPEN)],
         "seconds": time.perf_counter() - started,
     }
 
@@ -109,7 +109,7 @@ def _row(seen: dict[str, Any]) -> dict[str, Any]:
         "killed_by": list(dict.fromkeys(seen["killed"])),
         "blocked": [x.id for x in seen["results"] if x.outcome == r.BLOCKED],
         "errors": {x.id: x.reason[:200] for x in seen["results"] if x.outcome in (r.ERROR, r.TIMEOUT)},
-        "examples": {x.id: max(1, x.examples) for x in seen["results"] if x.outcome == r.FAIL},
+        "examples": {x.id: max(1, x.examples) for x in seen["results"] if x.outcome in (r.FAIL, r.OPEN)},
         "seconds": round(seen["seconds"], 3),
         "first_kill": seen["kill"],
     }

@@ -79,7 +79,7 @@ class Model(nn.Module):
 
 
 def _padding(table: bool) -> dict[str, str]:
-    """A table of positions is read from the left, so that padding there moves what it gives."""
+    """A table of positions is read from the left."""
     return {"padding_side": "right"} if table else {}
 
 
@@ -235,8 +235,9 @@ def bert() -> Subject:
             return self.classify(self.pooler(hidden[:, 0]).tanh())
 
     return Subject(
-        kind="classifier", build=Bert, forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask)
-    )
+        kind="classifier", build=Bert, forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares=_padding(table=True),
+    )  # fmt: skip
 
 
 @trap("model-t5", "A learned bias by distance, no scale, RMSNorm, no biases", "architecture of T5")
