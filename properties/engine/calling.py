@@ -18,7 +18,7 @@ from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
-from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, paths_of, walking
+from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 
 
 class Caller:
@@ -52,9 +52,17 @@ def has_graph(output: Tensor) -> Tensor:
 class Calling(Drawing):
     """The calls of one case; see `Case`."""
 
-    def __init__(self, bench: Workbench, draws: Draws) -> None:
+    def __init__(self, bench: Workbench, draws: Draws, *, turn: int = 0) -> None:
+        """Make a case.
+
+        Args:
+            bench: the subject.
+            draws: what is drawn.
+            turn: 0: walk every path; else the first one and, of the others, every `TURNS`th, beginning with this one.
+        """
         super().__init__(bench, draws)
         self.path = ""
+        self._turn = turn
         self._built: Built | None = None
         self._walking = DEFAULT
         self._refused = False
@@ -136,7 +144,7 @@ class Calling(Drawing):
         training: bool = False,
         compiled: bool = False,
     ) -> Iterator[Path]:
-        """Go through the paths that the subject offers; each is counted as walked.
+        """Go through the paths that the subject offers, or those whose turn it is; each is counted as walked.
 
         Args:
             masks: forms of mask that the property can use.
@@ -150,14 +158,22 @@ class Calling(Drawing):
         autocast = single and isinstance(self._built.module, torch.nn.Module) if self._built else False
         at_one_size = self._config == self.bench.configs[0] and self.choices.get("T") == COMPILED_LENGTH
         compiles = compiled and autocast and at_one_size and self.bench.compiles
-        for path in paths_of(
+        offered = paths_of(
             self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
-        ):
+        )
+        for path in in_turn(offered, self._turn):
             self.path, self._walking, self._refused = str(path), path, False
             yield path
             walked = f"{self.path} (refused)" if self._refused else self.path
             self.bench.tally.paths[walked] = self.bench.tally.paths.get(walked, 0) + 1
         self.path, self._walking = "", DEFAULT
+
+    def modes(self, mask: str = "padded") -> Iterator[Path]:
+        """Go through the modes of autograd whose turn it is, each as a path with a form of mask."""
+        for path in in_turn([Path(mask=mask, mode=mode) for mode in GRAD_MODES], self._turn):
+            self.path = str(path)
+            yield path
+        self.path = ""
 
     def ask(self, part: str, *args: Any, path: Path = DEFAULT, built: Built | None = None, **kwargs: Any) -> Any:
         """Call another callable of the subject (`weights`, `decode`, ...); with `built`, its model comes first.

@@ -47,6 +47,7 @@ class Search:
         self.shrinks = shrink
         self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
         self.last: Case | None = None
+        self._walks_all = False
 
     def run(self) -> Found | None:
         """Return the smallest failing case, or None.
@@ -65,7 +66,8 @@ class Search:
         return self._hypothesis(count, {})
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
-        """Judge one recorded case."""
+        """Judge one recorded case, on every path."""
+        self._walks_all = True
         try:
             self._judge(RecordedDraws(choices))
         except Exception as problem:
@@ -87,13 +89,13 @@ class Search:
     def _judge(self, draws: Draws) -> None:
         if time.perf_counter() > self.deadline:
             raise BudgetSpent
-        self.last = Case(self.bench, draws)
+        self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
         self.prop.check(self.last)
         self.bench.tally.examples += 1
 
     def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:
         assert self.last is not None
-        found = Found(self.last, problem)
+        found, self._walks_all = Found(self.last, problem), True
         if not self.shrinks:
             return found
         kept, self.bench.tally = self.bench.tally, Tally()
@@ -115,6 +117,7 @@ class Search:
                 self._judge(HypothesisDraws(data, fixed))
             except (Violation, SubjectError) as problem:
                 assert self.last is not None
+                self._walks_all = True  # smaller cases, and the record, are judged on every path
                 failed.append(Found(self.last, problem))
                 raise
 

@@ -48,13 +48,14 @@ def output_follows_the_definition(case: Case) -> None:
     """
     if case.subject.kind == "attention":
         drawn = Attending(case)
+        expected, bound = drawn.oracle(), drawn.bound()
         for path in case.paths(masks=("none",)):
             got = drawn(path=path)
             case.close(
                 got,
-                drawn.oracle(),
+                expected,
                 "the output is not softmax(q k^T * scale) v",
-                bound=drawn.bound(),
+                bound=bound,
                 cause=lambda got=got: attention_cause(got, drawn.query, drawn.key, drawn.value, drawn.scale),  # type: ignore[misc]
             )
         _values_of_another_width(case, drawn)

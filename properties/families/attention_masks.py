@@ -111,13 +111,11 @@ def _module_masked_keys_are_gone(case: Case) -> None:
     x[:, real:] *= case.choice("loud", (1.0, 100.0))
     mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     mask[:, real:] = False
-    for path in (Path(mask="padded", mode=mode) for mode in ("grad", "no_grad", "inference")):
-        case.path = str(path)
+    for path in case.modes():
         got, short = stream(x, mask, path=path), stream(x[:, :real], path=Path(mode=path.mode))
         case.close(
             got[:, :real] if stream.per_position else got, short, "masking keys is not the same as deleting them"
         )
-    case.path = ""
     leaf = x.detach().clone().requires_grad_()
     output = stream(leaf, mask)
     seen = output[:, :real] if stream.per_position else output
@@ -145,7 +143,7 @@ def rows_follow_their_mask(case: Case) -> None:
     forms = [("boolean", allow)]
     if case.subject.takes_mask("additive"):
         forms.append(("additive", zeros.masked_fill(~allow, -torch.inf)))
-    expected = drawn.oracle(allow=allow)
+    expected, bound = drawn.oracle(allow=allow), drawn.bound()
     for name, mask in forms:
         for path in case.paths(masks=("none",)):
             got = drawn(mask=mask, path=path)
@@ -153,7 +151,7 @@ def rows_follow_their_mask(case: Case) -> None:
                 got,
                 expected,
                 f"the output under a {name} mask is not that of the keys it allows",
-                bound=drawn.bound(),
+                bound=bound,
                 cause=lambda got=got: attention_cause(  # type: ignore[misc]
                     got, drawn.query, drawn.key, drawn.value, drawn.scale, allow
                 ),
@@ -345,6 +343,8 @@ def the_last_query_sees_all_keys(case: Case) -> None:
         key, value = drawn.key[:, :, :keys], drawn.value[:, :, :keys]
         allow = aligned(drawn.query.shape[2], keys).to(key.device)
         seeing = allow.any(dim=-1)  # of queries that see no key attention.empty-row speaks
+        expected = drawn.oracle(key=key, value=value, allow=allow)[:, :, seeing]
+        bound = drawn.bound(key=key, value=value)[:, :, seeing]
         for path in case.paths(masks=("none",)):
             try:
                 got = drawn(key=key, value=value, causal=True, path=path)
@@ -354,9 +354,9 @@ def the_last_query_sees_all_keys(case: Case) -> None:
                 break  # a kernel may refuse more queries than keys
             case.close(
                 got[:, :, seeing],
-                drawn.oracle(key=key, value=value, allow=allow)[:, :, seeing],
+                expected,
                 f"with {len(allow)} queries and {keys} keys the causal mask is not aligned as declared",
-                bound=drawn.bound(key=key, value=value)[:, :, seeing],
+                bound=bound,
                 cause=lambda got=got, key=key, value=value, allow=allow: attention_cause(
                     got, drawn.query, key, value, drawn.scale, allow[None, None]
                 ),  # type: ignore[misc]

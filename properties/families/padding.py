@@ -15,7 +15,6 @@ from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
 
 _PADDING = needs_mask("padding")
-_GRAD_MODES = ("grad", "no_grad", "inference")
 _SOURCE = "Vaswani et al. 2017, section 3.2.3: a masked position gets weight 0."
 
 
@@ -118,7 +117,7 @@ def padding_content_does_not_matter(case: Case) -> None:
     if x.is_floating_point():
         other = other * case.choice("loud", (1.0, 100.0, 10_000.0))
     changed = torch.where(_broad(mask, x), x, other)
-    for path in case.paths(masks=("padded",), modes=_GRAD_MODES, training=True, compiled=True):
+    for path in case.paths(masks=("padded",), training=True, compiled=True):
         after, before = stream(changed, mask, path=path), stream(x, mask, path=path)
         kept, was = padded.real_outputs(after), padded.real_outputs(before)
         case.close(
@@ -127,7 +126,6 @@ def padding_content_does_not_matter(case: Case) -> None:
             "an output at a real position changed when padded positions were given other content",
             cause=lambda path=path: _cause(padded, path),  # type: ignore[misc]
         )
-    case.path = ""
     case.witness()
 
 
@@ -138,8 +136,7 @@ def _sides(subject: Subject) -> tuple[str, ...]:
 
 def _amount(case: Case, side: str) -> None:
     padded = _Padded(case, side)
-    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
-        case.path = str(path)
+    for path in case.modes():
         batch = padded.stream(padded.x, padded.mask, path=path)
         pooled = not padded.stream.per_position
         for row in range(2):
@@ -151,7 +148,6 @@ def _amount(case: Case, side: str) -> None:
                 f"a sequence of {padded.real[row]} gives other outputs when padded on the {side} to {padded.real[0]}",
                 bound=case.shifted_bound(padded.stream.built, alone) if side == "left" else None,
             )
-    case.path = ""
     case.witness()
 
 
@@ -237,8 +233,7 @@ def masking_a_position_matters(case: Case) -> None:
     changed = torch.where(_broad(kept, x), x, stream.other(x))
     others = slice(1, None) if side == "left" else slice(None, -1)
     hides_the_past = side == "left" or not case.subject.fact("causal") or not stream.per_position
-    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
-        case.path = str(path)
+    for path in case.modes():
         partly = stream(x, hidden, path=path)
         if hides_the_past:
             whole = stream(x, everything, path=path)
@@ -253,7 +248,6 @@ def masking_a_position_matters(case: Case) -> None:
             partly[:, watched] if stream.per_position else partly,
             "replacing inputs that the mask leaves visible changes nothing: the mask hides too much",
         )
-    case.path = ""
     case.witness()
 
 
@@ -278,8 +272,7 @@ def an_empty_sample_harms_no_other(case: Case) -> None:
     mask[1] = False
     if case.subject.fact("empty_row") == "error":
         case.reject("an empty row is declared to raise")
-    for path in (Path(mask="padded", mode=mode) for mode in _GRAD_MODES):
-        case.path = str(path)
+    for path in case.modes():
         output = stream(x, mask, path=path)
         case.finite(output[0], "a sample became NaN because another sample of the batch is all padding")
         case.close(

@@ -12,6 +12,8 @@ from torch import nn
 from veriformer.properties.subject.subject import Subject
 
 GRAD_MODES = ("grad", "no_grad", "inference")
+TURNS = 3
+"""Every path is walked by the first case of a property, then by one case in so many; the first path by all."""
 COMPILED_LENGTH = 5
 """Length at which properties walk compiled code: longer than one, and no size of the smallest model."""
 
@@ -82,6 +84,17 @@ def paths_of(
         found += [Path(mask=forms[-1], mode=modes[0], autocast=True)] * autocast
         found += [Path(mask=forms[-1], mode=modes[0], compiled=True)] * compiled
     return found
+
+
+def in_turn(offered: Sequence[Path], turn: int) -> list[Path]:
+    """Return the paths whose turn it is: all at turn 0, else the first, the compiled one, and one in `TURNS`.
+
+    >>> [path.mode for path in in_turn([Path(mode=m) for m in GRAD_MODES], 2)]
+    ['grad', 'inference']
+    """
+    if not turn:
+        return list(offered)
+    return [p for number, p in enumerate(offered) if not number or p.compiled or number % TURNS == turn % TURNS]
 
 
 @contextmanager
