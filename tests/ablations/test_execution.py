@@ -135,7 +135,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_numbers(
 ) -> None:
     monkeypatch.setattr(executors, "CONNECT_SECONDS", 600.0)
     address, workers = cluster
-    wanted = jobs(8, steps=40)
+    wanted = jobs(8, steps=10)
     found: dict[int, float] = {}
     with open_executor(address, 1, tmp_path) as executor:
         for count, (job, outcome) in enumerate(run_jobs(executor, wanted, ahead=8)):
