@@ -18,9 +18,16 @@ import pytest
 from filelock import FileLock
 
 from verification import counting
+from veriformer.cli.processes.template import start, template
 from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
+
+PRELOADED = (
+    "veriformer.cli.processes.answering", "veriformer.tests.mutants.judging", "veriformer.ablations.execution.work",
+    "torch._dynamo",
+)  # fmt: skip
+"""Of `check` and `replay`, `mutants` and `ablate`."""
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
@@ -94,6 +101,16 @@ def installed(once: Once, wheel: Path) -> Path:
         subprocess.run([*command, str(folder), str(wheel)], check=True, capture_output=True)
 
     return once("installed", install)
+
+
+@pytest.fixture(scope="session")
+def copies() -> None:
+    """Let the one process that workers are copies of import what the workers of every command want.
+
+    The tests that run here share it. What is left out by the command that happens to start it is imported by each
+    worker of another for itself, which takes seconds.
+    """
+    start(template(*PRELOADED))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,25 +6,24 @@ import os
 import shutil
 import site
 import subprocess
-import sys
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+Once = Callable[[str, Callable[[Path], None]], Path]
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment: the wheel unpacked, and links to what else is installed here.
+def environment(folder: Path, wheel: Path) -> Path:
+    """Make an environment and return its Python: the wheel unpacked, and links to what else is installed here.
 
     Left out are veriformer itself, so that nothing of the checkout is found, and torchvision, whose compiled part does
     not load beside a CPU build of torch.
     """
-    folder = tmp_path_factory.mktemp("scratch") / "venv"
     venv.create(folder, with_pip=False)
     (inside,) = folder.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
@@ -38,26 +37,54 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def in_project(python: Path, project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [python, *arguments], cwd=project, capture_output=True, text=True, check=False,
-        env={k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON", "COV"))},
-    )  # fmt: skip
+@pytest.fixture(scope="session")
+def ran(once: Once, wheel: Path) -> Path:
+    """Return a folder with every example as it is and with its broken copy, the tests of each run by itself."""
+
+    def run(folder: Path) -> None:
+        for name, (file, right, wrong) in BROKEN.items():
+            shutil.copytree(ROOT / "examples" / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            broken = shutil.copytree(folder / name, folder / f"{name} broken") / file
+            text = broken.read_text(encoding="utf-8")
+            assert right in text
+            broken.write_text(text.replace(right, wrong), encoding="utf-8")
+        projects = sorted(str(p) for p in folder.iterdir())
+        python = environment(folder / "venv", wheel)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON", "COV"))}
+        subprocess.run([python, "-c", ONE_AFTER_ANOTHER, *projects], cwd=folder, env=kept, check=True)
+
+    return once("examples", run)
 
 
-@pytest.fixture
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "examples" / request.param, tmp_path / "project")
-    return tmp_path / "project"
+ONE_AFTER_ANOTHER = """
+import os, sys
+import flax.linen, pytest, torch._dynamo, transformers.models.bert.modeling_bert
+import veriformer.properties.parametrizing
+from veriformer.properties.adapters.recognising import shipped
+from veriformer.properties.judging.catalogue import catalogue
+
+catalogue(), shipped("reference")
+
+for project in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.chdir(project)
+        seen = os.open("output.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(seen, 1)
+        os.dup2(seen, 2)
+        status = int(pytest.main(["-q", "-p", "no:cacheprovider"]))
+        print(f"{veriformer.properties.__file__}\\nstatus {status}", flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, project
+"""
+"""Runs each project in a copy of a process that has imported what they are made of."""
 
 
-@pytest.mark.parametrize("project", EXAMPLES, indirect=True)
-def test_an_example_passes_its_own_tests(python: Path, project: Path) -> None:
-    found = in_project(python, project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
-    assert " passed" in found.stdout
-    where = in_project(python, project, "-c", "import veriformer.properties as p; print(p.__file__)")
-    assert str(ROOT) not in where.stdout
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_passes_its_own_tests(ran: Path, example: str) -> None:
+    *seen, place, status = (ran / example / "output.txt").read_text(encoding="utf-8").splitlines()
+    assert status == "status 0", "\n".join(seen)
+    assert " passed" in seen[-1]
+    assert Path(place).is_relative_to(ran / "venv"), "not the wheel was tested"
 
 
 BROKEN = {
@@ -69,16 +96,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("project", [e for e in EXAMPLES if e in BROKEN], indirect=True)
-def test_a_broken_copy_of_an_example_fails(python: Path, project: Path, request: pytest.FixtureRequest) -> None:
-    file, right, wrong = BROKEN[request.node.callspec.params["project"]]
-    text = (project / file).read_text()
-    assert right in text
-    (project / file).write_text(text.replace(right, wrong))
-    found = in_project(python, project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert found.returncode == 1, found.stdout[-3000:]
-    assert " failed" in found.stdout
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_broken_copy_of_an_example_fails(ran: Path, example: str) -> None:
+    *seen, _, status = (ran / f"{example} broken" / "output.txt").read_text(encoding="utf-8").splitlines()
+    assert status == "status 1", "\n".join(seen)
+    assert " failed" in seen[-1]
 
 
 def test_every_example_has_a_broken_copy() -> None:
-    assert set(BROKEN) == set(EXAMPLES), sys.version
+    assert set(BROKEN) == set(EXAMPLES)

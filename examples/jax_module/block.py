@@ -1,12 +1,10 @@
 """A decoder block in flax, checked as it is: arrays and gradients cross between the frameworks."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import linen
 
-from veriformer.properties import Subject
+from veriformer.properties import DrawnConfig, Subject
 from veriformer.properties.adapters.shared.jax_arrays import JaxModule, jitted
 
 
@@ -23,22 +21,15 @@ class Block(linen.Module):
         return x + linen.Dense(x.shape[-1], dtype=x.dtype)(inner)
 
 
-@functools.partial(jitted, static_argnums=0)
-def initial(block, x):
-    return block.init(jax.random.key(0), x)
-
-
-def build(sizes):
-    """Return the block in sizes that are checked."""
-    block = Block(sizes.num_heads, sizes.d_ff)
-    params = initial(block, jnp.zeros((1, 2, sizes.d_model)))
-    return JaxModule(params, block.apply)
-
+SIZES = DrawnConfig(d_model=8, num_heads=2, d_ff=12, max_len=8)
+made = Block(SIZES.num_heads, SIZES.d_ff)
+params = jitted(made.init)(jax.random.key(0), jnp.zeros((1, 2, SIZES.d_model)))
 
 block = Subject(
     kind="layer",
     name="flax block",
-    build=build,
+    module=JaxModule(params, made.apply),
+    config=SIZES,  # one model, tiny: JAX compiles anew for every shape
     forward=lambda model, x: model(x),
     declares={"causal": True, "positions": "none", "norm_placement": "pre"},
 )

@@ -6,7 +6,6 @@ from veriformer.properties import check
 
 PROPERTIES = [
     "causality.no-future-influence",
-    "causality.no-future-gradient",
     "batch.permutation",
     "gradients.gradcheck",
 ]

@@ -99,7 +99,7 @@ class Deathbed:
         return job
 
 
-def test_a_killed_worker_of_this_machine_loses_nothing() -> None:
+def test_a_killed_worker_of_this_machine_loses_nothing(copies: None) -> None:
     wanted = jobs(4)
     with local(1) as executor:
         dying = Deathbed(executor)
@@ -135,7 +135,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_numbers(
 ) -> None:
     monkeypatch.setattr(executors, "CONNECT_SECONDS", 600.0)
     address, workers = cluster
-    wanted = jobs(8, steps=40)
+    wanted = jobs(8, steps=10)
     found: dict[int, float] = {}
     with open_executor(address, 1, tmp_path) as executor:
         for count, (job, outcome) in enumerate(run_jobs(executor, wanted, ahead=8)):
@@ -152,7 +152,7 @@ def test_submitit_gives_the_same_numbers(tmp_path: Path) -> None:
         assert losses(executor, wanted) == losses_here(wanted)
 
 
-def test_a_trial_that_fails_is_reported_and_the_rest_goes_on() -> None:
+def test_a_trial_that_fails_is_reported_and_the_rest_goes_on(copies: None) -> None:
     wrong = Job((Trial(task="precede", config={**CONFIG, "d_model": 7}, recipe=Recipe(steps=3)),))
     with local(1) as executor:
         outcomes = {len(job.trials[0].config): out for job, out in run_jobs(executor, [wrong], ahead=1)}

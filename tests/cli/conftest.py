@@ -77,7 +77,7 @@ ENVIRONMENT = {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 @pytest.fixture
-def veriformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def veriformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: None) -> Run:
     """Return a function that runs `veriformer` in a folder with models.py.
 
     The command runs in this process, so that all tests share the template that its workers are copies of; the workers

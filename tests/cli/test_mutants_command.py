@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from veriformer.reports.kill_matrix import kill_matrix, markdown, summary
 from veriformer.tests.mutants.source import all_source_mutants, equivalents
 
@@ -85,7 +83,6 @@ def test_source_mutants_are_programs_that_differ_from_the_reference() -> None:
         assert not same, mutant.id
 
 
-@pytest.mark.parametrize("mutant", sorted(equivalents()))
-def test_every_proof_speaks_of_a_mutant(mutant: str) -> None:
-    assert mutant in all_source_mutants()
-    assert len(equivalents()[mutant]) > 10
+def test_every_proof_speaks_of_a_mutant() -> None:
+    assert equivalents().keys() <= all_source_mutants().keys()
+    assert [name for name, proof in equivalents().items() if len(proof) <= 10] == []

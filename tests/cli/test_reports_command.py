@@ -83,15 +83,22 @@ def test_what_is_no_report_gets_one_sentence(
     assert found.stderr.count("Error:") == 1
 
 
+NORM = """
+from torch import nn
+from veriformer.properties import Subject
+scaled = Subject(kind="norm", build=lambda c: nn.LayerNorm(c.d_model), forward=lambda m, x: 1.1 * m(x))
+"""
+
+
 def test_deviations_are_recorded_held_and_pruned(veriformer: Run, tmp_path: Path) -> None:
-    call = ("check", "models.py:leaky", "--profile", "quick", "--deviations", "known.toml")
+    (tmp_path / "norm.py").write_text(NORM)
+    call = ("check", "norm.py:scaled", "--profile", "quick", "-n", "1", "--deviations", "known.toml")
     first = veriformer(*call, "--update-deviations", "--reason", "a joke")
     assert first.returncode == 0, first.stdout
     assert "entries added to known.toml" in first.stderr
     assert 'reason = "a joke"' in (tmp_path / "known.toml").read_text()
     assert veriformer(*call).returncode == 0
-    models = tmp_path / "models.py"
-    models.write_text(models.read_text().replace("gpt(1), gpt(2)", "gpt(1), gpt(1)"))
+    (tmp_path / "norm.py").write_text(NORM.replace("1.1 * ", ""))
     assert "UNEXPECTED_PASS" in veriformer(*call).stdout
     pruned = veriformer(*call, "--prune")
     assert pruned.returncode == 0

@@ -6,9 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from veriformer.properties import pytest_plugin
+
+PytestIn = Callable[..., str]
 
 MODEL = """
 import torch
@@ -59,30 +65,26 @@ def test_passes(xs):
 
 
 @pytest.fixture
-def project(tmp_path: Path, wheel: Path) -> Path:
-    """Return a scratch project with the wheel installed beside it."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "installed")]
-    subprocess.run([sys.executable, *install, str(wheel)], check=True, capture_output=True)
-    (folder / "model.py").write_text(MODEL)
-    return folder
-
-
-def pytest_in(project: Path, *arguments: str) -> str:
-    path = os.pathsep.join([str(project.parent / "installed"), str(project)])
+def pytest_in(installed: Path, tmp_path: Path) -> PytestIn:
+    """Return a function that runs pytest in a scratch project, where the wheel is installed and not this checkout."""
+    (tmp_path / "model.py").write_text(MODEL)
+    path = os.pathsep.join([str(installed), str(tmp_path)])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "HYPOTHESIS", "CI"))}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(
-        command, cwd=project, env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, check=False, timeout=300,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    return run
 
 
-def test_two_lines_in_a_test_file(project: Path) -> None:
-    (project / "test_model.py").write_text(TESTS)
-    output = pytest_in(project, "-q", "-n", "2")
+def test_two_lines_in_a_test_file(pytest_in: PytestIn, tmp_path: Path) -> None:
+    (tmp_path / "test_model.py").write_text(TESTS)
+    output = pytest_in("-q")
     failed = set(re.findall(r"FAILED test_model\.py::(\S+)", output))
     assert "test_leaky[causality.no-future-gradient]" in failed
     assert all(name.startswith("test_leaky[causality.") for name in failed), output
@@ -91,19 +93,24 @@ def test_two_lines_in_a_test_file(project: Path) -> None:
     assert "parametrizing.py" not in output, "the failure must not lead through this package"
 
 
-def test_subject_option_adds_items(project: Path) -> None:
-    (project / "test_other.py").write_text("def test_other():\n    pass\n")
-    output = pytest_in(project, "-q", "-n", "2", "--subject", "torch:softmax", "--subject-profile", "quick", "-rs")
+def test_subject_option_adds_items(pytest_in: PytestIn, tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
+    output = pytest_in("-q", "-n", "2", "--subject", "torch:softmax", "--subject-profile", "quick", "-rs")
     assert re.search(r"\d+ passed", output), output
     assert "failed" not in output
-    assert "there is no file 'none.py'" in pytest_in(project, "-q", "--subject", "none.py:x")
 
 
-def test_the_plugin_is_inert_without_its_option(project: Path) -> None:
-    (project / "test_numbers.py").write_text(HYPOTHESIS)
+def test_a_target_that_is_not_there_is_a_wrong_option(request: pytest.FixtureRequest) -> None:
+    options = {"--subject": ["none.py:x"], "--subject-profile": "quick"}
+    with pytest.raises(pytest.UsageError, match=r"there is no file 'none\.py'"):
+        pytest_plugin.pytest_collection_modifyitems(request.session, SimpleNamespace(getoption=options.get), [])
+
+
+def test_the_plugin_is_inert_without_its_option(pytest_in: PytestIn, tmp_path: Path) -> None:
+    (tmp_path / "test_numbers.py").write_text(HYPOTHESIS)
     timing = r"in \d+\.\d+s|\d+(\.\d+)? ?(ms|s)\b"
     with_plugin, without = (
-        re.sub(timing, "#", pytest_in(project, "-q", "--hypothesis-seed=1", *extra, "test_numbers.py"))
+        re.sub(timing, "#", pytest_in("-q", "--hypothesis-seed=1", *extra, "test_numbers.py"))
         for extra in ((), ("-p", "no:veriformer"))
     )
     assert with_plugin == without
