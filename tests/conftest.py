@@ -120,3 +120,11 @@ def _examples_alone_end_a_search() -> Iterator[None]:
         for name, profile in profiles.PROFILES.items():
             patch.setitem(profiles.PROFILES, name, replace(profile, property_seconds=3600.0))  # type: ignore[arg-type]
         yield
+
+
+@pytest.fixture(scope="module")
+def brief(_examples_alone_end_a_search: None) -> Iterator[None]:
+    """Draw two cases a property beside every colliding length: for right models by the dozen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(profiles.PROFILES, "quick", replace(profiles.PROFILES["quick"], examples=2))  # type: ignore[arg-type]
+        yield
