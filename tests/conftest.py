@@ -39,9 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{family}: properties of the family {family}")
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
     """Count what does not apply to its subject as that: neither passed nor skipped."""
-    if counting.does_not_apply(report):
+    if isinstance(report, pytest.TestReport) and counting.does_not_apply(report):
         return "not applicable", "-", "NOT APPLICABLE"
     return None
 

@@ -47,11 +47,6 @@ def run(folder: Path, wheel: Path) -> None:
     subprocess.run([python, "-c", ONE_AFTER_ANOTHER, *projects], cwd=folder, env=kept, check=True)
 
 
-ONE_AFTER_ANOTHER, *projects], cwd=folder, env=kept, check=True)
-
-    return once("examples", run)
-
-
 ONE_AFTER_ANOTHER = """
 import os, sys
 import flax.linen, pytest, torch._dynamo, transformers.models.bert.modeling_bert
