@@ -17,6 +17,8 @@ _NEEDED = {
     "layer": ("bias", "activation", "norm"),
     **dict.fromkeys(_STACKS, ("bias", "activation", "norm", "positions")),
 }
+_TABLES_OF_ANY_SIZE = {True: ("relative",), False: ("relative", "learned")}
+"""Positions whose tables have no size of their own, in whole models and in their parts."""
 COUNTED = tuple(_NEEDED)
 """Kinds whose parameters have a closed form here."""
 
@@ -29,11 +31,13 @@ class Component:
         name: in words.
         each: parameters of one.
         times: how many there are.
+        optional: that nothing declared says whether they are there.
     """
 
     name: str
     each: int
     times: int = 1
+    optional: bool = False
 
 
 def why_unknown(subject: Subject) -> str | None:
@@ -52,6 +56,10 @@ def why_unknown(subject: Subject) -> str | None:
             return f"there is no closed form for {name} = 'other'"
     if subject.fact("shared_layers"):
         return "layers share parameters on purpose"
+    if subject.fact("positions") in _TABLES_OF_ANY_SIZE[subject.kind in _STACKS]:
+        return f"there is no closed form for the table of positions = {subject.fact('positions')!r}"
+    if subject.kind in (*_STACKS, "layer") and subject.fact("norm_placement") == "other":
+        return "there is no closed form for the norms of norm_placement = 'other'"
     return None
 
 
@@ -62,8 +70,10 @@ def expected_count(subject: Subject, config: DrawnConfig) -> list[Component]:
     attention = attention_parameters(d, config.num_heads, groups, None, bias)
     norm = norm_parameters(str(subject.fact("norm", "none")), d, subject.fact("norm_bias"))
     feed_forward = feed_forward_parameters(d, config.d_ff, str(subject.fact("activation", "relu")), bias)
+    buckets = int(subject.fact("num_buckets", 32)) * config.num_heads
+    table = Component("table of relative positions", buckets if subject.fact("positions") == "t5" else 0, optional=True)
     if subject.kind in _ATTENTION:
-        return [Component("the four projections", attention)]
+        return [Component("the four projections", attention), table]
     if subject.kind == "norm":
         return [Component("the norm", norm)]
     if subject.kind == "feed_forward":
@@ -74,12 +84,13 @@ def expected_count(subject: Subject, config: DrawnConfig) -> list[Component]:
             Component("attention", attention, 1 + crosses),
             Component("feed-forward network", feed_forward),
             Component("norm", norm, 2 + crosses),
+            table,
         ]
     return _stack(subject, config, attention, feed_forward, norm)
 
 
 def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: int, norm: int) -> list[Component]:
-    d, pair = config.d_model, subject.kind == "encoder_decoder"
+    d, pair, bias = config.d_model, subject.kind == "encoder_decoder", bool(subject.fact("bias"))
     layers = config.num_layers if subject.fact("stacked", True) else 1
     encodes = bool(subject.fact("encodes_source", True))
     encoders = 0 if pair and not encodes else 1
@@ -102,13 +113,44 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
         found.append(Component("token embedding", config.vocab_size * d, 2 if pair and not tied else 1))
         if subject.kind in ("decoder", "encoder_decoder"):
             found.append(Component("output projection", config.vocab_size * d, 0 if tied else 1))
-            found.append(Component("output bias", config.vocab_size, 1 if subject.fact("output_bias") else 0))
+            known = subject.fact("output_bias")
+            times = 1 if known or (known is None and bias) else 0
+            found.append(Component("output bias", config.vocab_size, times, optional=known is None))
     if subject.kind == "classifier":
         found.append(Component("extra token", d, int(subject.fact("extra_tokens", 0))))
-        found.append(Component("pooling weights", d, 1 if subject.fact("pooling") == "weighted" else 0))
-        bias = config.num_classes if subject.fact("bias") else 0
-        found.append(Component("class projection", d * config.num_classes + bias))
+        weighted = 1 if subject.fact("pooling") == "weighted" else 0
+        found.append(Component("pooling weights", d, weighted))
+        found.append(Component("pooling bias", 1, weighted, optional=True))
+        found.append(Component("class projection", d * config.num_classes))
+        known = subject.fact("output_bias")
+        times = 1 if known or (known is None and bias) else 0
+        found.append(Component("class bias", config.num_classes, times, optional=known is None))
     return found
+
+
+def possible_counts(subject: Subject, config: DrawnConfig) -> list[list[Component]]:
+    """Return what the components may be, by what is declared: with full heads, and with grouped ones if it is open."""
+    found = [expected_count(subject, config)]
+    if subject.fact("grouped_queries") is None and config.num_key_value_heads != config.num_heads:
+        found.append(expected_count(subject.with_facts(grouped_queries=True), config))
+    return found
+
+
+def nearest_count(possible: list[list[Component]], got: int) -> list[Component]:
+    """Return the components, with or without those that are optional, whose sum is nearest to a count."""
+    found: list[list[Component]] = []
+    for components in possible:
+        chosen: list[list[Component]] = [[]]
+        for c in components:
+            more = [[*left, c] for left in chosen]
+            chosen = chosen + more if c.optional and c.each and c.times else more
+        found += chosen
+    return min(found, key=lambda components: abs(total(components) - got))
+
+
+def fewest(components: list[Component]) -> int:
+    """Return the sum without what is optional."""
+    return total([c for c in components if not c.optional])
 
 
 def total(components: list[Component]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from veriformer.properties.definitions.inventory import ATTENTION, FEED_FORWARD
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -51,6 +52,28 @@ def why_unknown(subject: Subject) -> str | None:
     if subject.fact("cross_attention"):
         return "the memory has a length of its own"
     return None
+
+
+def possible_flops(subject: Subject, config: DrawnConfig) -> list[Flops]:
+    """Return what the closed form may be, by what is declared: with full heads, and with grouped ones if it is open."""
+    found = [expected_flops(subject, config)]
+    if subject.fact("grouped_queries") is None and config.num_key_value_heads != config.num_heads:
+        found.append(expected_flops(subject.with_facts(grouped_queries=True), config))
+    return found
+
+
+def expected_weights(subject: Subject, config: DrawnConfig) -> dict[str, int]:
+    """Return how many weights the matrices hold that the products are made with, by the sort of matrix."""
+    groups = config.num_key_value_heads if subject.fact("grouped_queries") else config.num_heads
+    layers = 1 if subject.kind not in ("encoder", "decoder") or subject.fact("shared_layers") else config.num_layers
+    matrices = 3 if subject.fact("activation") == "swiglu" else 2
+    attention = 2 * config.d_model**2 + 2 * config.d_model * groups * config.d_head
+    found = {ATTENTION: attention, FEED_FORWARD: matrices * config.d_model * config.d_ff}
+    if subject.kind in ("self_attention", "cross_attention"):
+        del found[FEED_FORWARD]
+    elif subject.kind == "feed_forward":
+        del found[ATTENTION]
+    return {sort: layers * each for sort, each in found.items()}
 
 
 def expected_flops(subject: Subject, config: DrawnConfig) -> Flops:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.guards import SubjectError, first_line
 from veriformer.properties.bench.measured import is_deterministic_in_training
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
@@ -82,10 +82,17 @@ class Calling(Drawing):
         return self._built
 
     def copy_of(self, built: Built) -> Built:
-        """Return a model of its own with the same weights; what is no torch module stays as it is."""
+        """Return a model of its own with the same weights; what is no torch module stays as it is.
+
+        Raises:
+            NotSpokenOfError: the model refuses to be copied (it keeps a tensor with a graph, say).
+        """
         if not isinstance(built.module, nn.Module):
             return built
-        twin = copy.deepcopy(built.module)
+        try:
+            twin = copy.deepcopy(built.module)
+        except Exception as problem:
+            self.does_not_apply(f"the model refuses to be copied: {type(problem).__name__}: {first_line(problem)}")
         if self.bench.recorder:
             self.bench.recorder.copied(built.module, twin)
         return replace(built, module=twin)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import beside_the_textbook
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.feed_forward import (
     ACTIVATIONS,
@@ -17,7 +18,7 @@ from veriformer.properties.definitions.feed_forward import (
 )
 from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.reference.counting import feed_forward_parameters
 
@@ -154,6 +155,8 @@ def hidden_units_have_no_order(case: Case) -> None:
     expected = case.call(built, x)
     twin = case.copy_of(built)
     moved = 0
+    if not isinstance(twin.module, nn.Module):
+        case.does_not_apply("what build gives is no nn.Module, so no hidden units are found in it")
     with torch.no_grad():
         for parameter in twin.module.parameters():
             for axis, size in enumerate(parameter.shape):
@@ -179,15 +182,27 @@ def hidden_units_have_no_order(case: Case) -> None:
     formula="2 D F + F + D with biases, 2 D F without; SwiGLU 3 D F",
     source="Vaswani et al. 2017, section 3.3; Shazeer 2020, section 3.",
     kinds=_KIND,
-    unless=(needs_fact("activation", *ACTIVATIONS), needs_fact("bias"), needs_module),
+    unless=(
+        needs_fact("activation", *ACTIVATIONS),
+        needs_fact("bias"),
+        needs_module,
+        excludes_fact("structure", "other"),
+    ),
+    asks=("structure", "other"),
     catches=("FF02",),
 )
 def the_count_is_exact(case: Case) -> None:
-    """A tensor that is shared is counted once; buffers are no parameters."""
+    """A tensor that is shared is counted once; buffers are no parameters: weights that are integers in buffers, or made
+    anew by a parametrization, have no closed form here.
+    """
     built = case.built()
     config, name, bias = built.config, str(case.subject.fact("activation")), bool(case.subject.fact("bias"))
     expected = feed_forward_parameters(config.d_model, config.d_ff, name, bias)
+    if not isinstance(built.module, nn.Module):
+        case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
     got = case.apply(num_parameters, built.module)
+    if got != expected and (seen := beside_the_textbook(case)):
+        case.does_not_apply(f"it is not the textbook's network: {seen}")
     case.equal(got, expected, "the number of parameters is not that of the formula",
                cause=lambda: _count_cause(config.d_model, config.d_ff, got))  # fmt: skip
     case.witness()

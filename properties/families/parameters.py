@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,25 @@ from torch.utils._pytree import tree_leaves
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import surplus_cause
-from veriformer.properties.definitions.counts import COUNTED, expected_count, total, why_unknown
+from veriformer.properties.causes.structure import (
+    beside_the_textbook,
+    is_of_textbook_shapes,
+    unlike_the_textbook,
+)
+from veriformer.properties.definitions.counts import (
+    COUNTED,
+    Component,
+    nearest_count,
+    possible_counts,
+    total,
+    why_unknown,
+)
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -37,7 +50,7 @@ def count(module: nn.Module) -> int:
 
 def _is_module(case: Case, built: Built) -> nn.Module:
     if not isinstance(built.module, nn.Module):
-        case.reject("not an nn.Module")
+        case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
     return built.module
 
 
@@ -47,22 +60,28 @@ def _is_module(case: Case, built: Built) -> nn.Module:
     formula="encoder layer 12 d^2 + 13 d at d_ff = 4 d; decoder layer 16 d^2 + 19 d; totals V d + N(...)",
     source=_COUNT,
     kinds=COUNTED,
-    unless=(needs_module, why_unknown),
+    unless=(needs_module, why_unknown, excludes_fact("structure", "other")),
+    asks=("structure", "other"),
     examples_factor=0.5,
     catches=("IN01", "IN02", "IN05", "NM08", "FF02", "XA02", "parameters-bias"),
 )
 def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
     """Every component is a matrix of known shape. Counted by identity, over the drawn sizes; for full heads the number
-    of heads does not matter, and no call changes the count.
+    of heads does not matter, and no call changes the count. What nothing declares may be there or not: the bias of a
+    classifier's head, grouped keys. A model that has more than the textbook's (a relative table, a gate, a gain), or
+    whose weights are no parameters (integers in buffers, parametrizations), has no closed form here.
     """
     built = case.built()
     module = _is_module(case, built)
-    components = expected_count(case.subject, built.config)
-    wanted, before = total(components), case.apply(count, module)
+    before = case.apply(count, module)
+    components = nearest_count(possible_counts(case.subject, built.config), before)
+    wanted = total(components)
     case.integer("calls", 0, 1)
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
     for got, when in ((before, ""), (case.apply(count, module), " after a call")):
+        if got != wanted and (seen := beside_the_textbook(case)):
+            case.does_not_apply(f"its blocks are not the textbook's: {seen}")
         listed = ", ".join(f"{c.times} x {c.name} {c.each:,}" for c in components if c.times and c.each)
         case.equal(
             got,
@@ -71,9 +90,16 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
             got=f"{got:,}",
             expected=f"{wanted:,} = {listed}",
             error=abs(got - wanted),
-            cause=lambda: surplus_cause(before - wanted, components, built.config),
+            cause=lambda: _count_cause(case, built, before - wanted, components),
         )
     case.witness()
+
+
+def _count_cause(case: Case, built: Built, difference: int, components: list[Component]) -> str | None:
+    """Name what is seen; multiples of a size are named only where all shapes are the textbook's."""
+    if is_of_textbook_shapes(case, built):
+        return surplus_cause(difference, components, built.config)
+    return unlike_the_textbook(case, built)
 
 
 def move(module: nn.Module, there: torch.dtype, back: torch.dtype) -> None:
@@ -93,9 +119,12 @@ def _reachable(value: Any, name: str, depth: int = 3) -> Iterator[tuple[str, Any
             yield from _reachable(item, f"{name}[{key!r}]", depth - 1)
 
 
-def hidden_parts(module: nn.Module) -> list[str]:
-    """Name trainable tensors and modules that hang on plain attributes, which parameters() does not see."""
-    hidden_names = []
+def hidden_parts(module: nn.Module) -> list[tuple[str, list[nn.Parameter]]]:
+    """Name what hangs on plain attributes with parameters that parameters() does not see, with these parameters.
+
+    Those on the meta device hold nothing: a template that is called with weights from elsewhere.
+    """
+    hidden_parts = []
     known = {id(p) for p in (*module.parameters(), *module.buffers(), *module.modules())}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -106,13 +135,28 @@ def hidden_parts(module: nn.Module) -> list[str]:
             ):
                 continue
             for label, found in _reachable(value, f"{path}.{name}".lstrip(".")):
-                if isinstance(found, nn.Module):
-                    hidden = any(id(p) not in known for p in found.parameters())
-                else:
-                    hidden = isinstance(found, nn.Parameter)
+                own = found.parameters() if isinstance(found, nn.Module) else (found,)
+                hidden = [p for p in own if isinstance(p, nn.Parameter) and id(p) not in known and not p.is_meta]
                 if hidden and id(found) not in known:
-                    hidden_names.append(label)
-    return hidden_names
+                    hidden_parts.append((label, hidden))
+    return hidden_parts
+
+
+def hidden_and_read(module: nn.Module, run: Callable[[], Tensor]) -> list[str]:
+    """Name what is hidden and changes the output: the parameters of a template that is called with others do not."""
+    names = []
+    for label, hidden in hidden_parts(module):
+        with torch.no_grad():
+            before = run().clone()
+            kept = [p.detach().clone() for p in hidden]
+            for p in hidden:
+                p.copy_(torch.linspace(0.5, 1.5, p.numel()).reshape(p.shape))
+            after = run()
+            for p, value in zip(hidden, kept, strict=True):
+                p.copy_(value)
+        if not torch.equal(after, before):
+            names.append(label)
+    return names
 
 
 @holds(
@@ -126,28 +170,33 @@ def hidden_parts(module: nn.Module) -> list[str]:
     catches=("IN05", "PE08", "CM05"),
 )
 def nothing_is_left_behind(case: Case) -> None:
-    """A layer in a Python list is in no state dict; a tensor in an attribute stays when the model moves. A class that
-    cannot be pickled (defined inside a function) is not judged by pickling.
+    """A layer in a Python list is in no state dict; a tensor in an attribute stays when the model moves. What refuses
+    to be copied or pickled (a class defined inside a function, a parametrised or a scripted module, one that keeps a
+    tensor with a graph) is judged by its state dict alone. A template whose own parameters the output does not depend
+    on, as functional_call has it, is no part of the model.
     """
     built = case.built()
     module = _is_module(case, built)
-    hidden = case.apply(hidden_parts, module)
-    case.equal(
-        hidden,
-        [],
-        f"{hidden[0] if hidden else ''!r} holds parameters and is not registered: "
-        "it is neither saved, moved nor trained",
-        got="a plain attribute",
-        expected="a registered module, parameter or buffer",
-    )
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    if hidden_parts(module):
+        hidden = case.apply(hidden_and_read, module, case.caller(built, *tensors, *inputs.extras))
+        case.equal(
+            hidden,
+            [],
+            f"{hidden[0] if hidden else ''!r} holds parameters and is not registered: "
+            "it is neither saved, moved nor trained",
+            got="a plain attribute",
+            expected="a registered module, parameter or buffer",
+        )
     before = case.call(built, *tensors, *inputs.extras).detach().clone()
-    twins: list[tuple[str, nn.Module]] = [("deepcopy", case.copy_of(built).module)]
+    twins: list[tuple[str, nn.Module]] = []
     wide = torch.float64 if torch.float64 in judged_dtypes(case.bench) else built.dtype
-    moved = case.copy_of(built).module
-    case.apply(move, moved, wide, built.dtype)
-    twins.append(("moving to another dtype and back", moved))
+    with contextlib.suppress(NotSpokenOfError):
+        twins.append(("deepcopy", case.copy_of(built).module))
+        moved = case.copy_of(built).module
+        case.apply(move, moved, wide, built.dtype)
+        twins.append(("moving to another dtype and back", moved))
     if case.subject.build is not None:
         other = _is_module(case, case.built(dtype=built.dtype, raw=True, fresh=True))
         try:
@@ -156,8 +205,10 @@ def nothing_is_left_behind(case: Case) -> None:
             told = str(problem).strip().replace("\n", " ")[:200]
             case.require(False, "its state dict cannot be loaded into a new model of the same sizes", got=told)
         twins.append(("its state dict, loaded into a new model,", other))
-    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+    with contextlib.suppress(Exception):  # whatever a class that cannot be pickled raises
         twins.append(("pickle", pickle.loads(pickle.dumps(module))))
+    if not twins:
+        case.does_not_apply("it can neither be copied nor pickled, and there is no build to load its state dict into")
     for way, twin in twins:
         after = case.call(replace(built, module=twin.eval()), *tensors, *inputs.extras)
         case.close(after, before, f"{way} changes the output", constants_allowed=True)
@@ -193,13 +244,16 @@ def tying_survives(case: Case) -> None:
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
     case.apply(step, module, output)
-    twin = case.copy_of(built).module
-    twin.load_state_dict(module.state_dict())
+    models = [(module, "after an optimiser step")]
+    with contextlib.suppress(NotSpokenOfError):
+        twin = case.copy_of(built).module
+        twin.load_state_dict(module.state_dict())
+        models.append((twin, "after deepcopy and loading a state dict"))
     if case.subject.fact("tied") is False and case.subject.kind == "encoder_decoder" and matrices(module, shape) == 2:
         tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
         if not any(id(m.weight) in tables for m in module.modules() if isinstance(m, nn.Linear)):
             wanted, words = 2, "two matrices, one embedding for both sides"
-    for model, when in ((module, "after an optimiser step"), (twin, "after deepcopy and loading a state dict")):
+    for model, when in models:
         case.equal(
             found := case.apply(matrices, model, shape),
             wanted,
@@ -327,7 +381,8 @@ def _builds_any_size(subject: Subject) -> str | None:
     kinds=COUNTED,
     level="extended",
     requires=("parameters.exact-count",),
-    unless=(needs_module, why_unknown, _builds_any_size),
+    unless=(needs_module, why_unknown, _builds_any_size, excludes_fact("structure", "other")),
+    asks=("structure", "other"),
     examples_factor=0.2,
     catches=("IN02", "parameters-cap"),
 )
@@ -339,7 +394,16 @@ def published_sizes_give_published_counts(case: Case) -> None:
     assert case.subject.build is not None
     with torch.device("meta"):
         module = case.bench.call(case.subject.build, config)
-    wanted, got = total(expected_count(case.subject, config)), case.apply(count, module)
+    if not isinstance(module, nn.Module):
+        case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
+    got = case.apply(count, module)
+    components = nearest_count(possible_counts(case.subject, config), got)
+    wanted = total(components)
+    if got != wanted and case.subject.fact("structure") != "textbook":
+        small = case.bench.pool.get(case.bench.configs[0], torch.float32)
+        own = count(small.module)
+        if own != total(nearest_count(possible_counts(case.subject, small.config), own)):
+            case.does_not_apply("its blocks are not the textbook's at other sizes either: see parameters.exact-count")
     case.equal(
         got,
         wanted,
@@ -347,6 +411,6 @@ def published_sizes_give_published_counts(case: Case) -> None:
         got=f"{got:,}",
         expected=f"{wanted:,}",
         error=abs(got - wanted),
-        cause=lambda: surplus_cause(got - wanted, expected_count(case.subject, config), config),
+        cause=lambda: surplus_cause(got - wanted, components, config),
     )
     case.witness()
