@@ -1,4 +1,4 @@
-"""What is seen of a model's structure where a closed form does not hold: is it the textbook's at all?
+"""What is seen of a model's structure where a closed form does not hold: whether it is the textbook's at all.
 
 A parameter that the textbook's model does not have, beside all that it has, and on which the output depends, is a part
 by design: a relative table, a gate, a gain. One that stands in place of what the textbook has may be a size that was
@@ -17,11 +17,7 @@ from torch import nn
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.counts import fewest, possible_counts
 from veriformer.properties.definitions.flops import expected_weights
-from veriformer.properties.definitions.inventory import (
-    OTHER,
-    inventory,
-    remade_weights,
-)
+from veriformer.properties.definitions.inventory import ATTENTION, FEED_FORWARD, OTHER, inventory, remade_weights
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.inputs import ordinary
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.pool import Built
@@ -229,9 +230,10 @@ class _Largest(DispatchWatch):
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         output = func(*args, **(kwargs or {}))
         for value in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in given:  # a view makes nothing
                 self.bytes = max(self.bytes, value.untyped_storage().nbytes())
         return output
 
