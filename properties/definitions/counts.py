@@ -32,12 +32,14 @@ class Component:
         each: parameters of one.
         times: how many there are.
         optional: that nothing declared says whether they are there.
+        usual: whether an optional one is there by convention.
     """
 
     name: str
     each: int
     times: int = 1
     optional: bool = False
+    usual: bool = False
 
 
 def why_unknown(subject: Subject) -> str | None:
@@ -124,7 +126,7 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
         found.append(Component("class projection", d * config.num_classes))
         known = subject.fact("output_bias")
         times = 1 if known or (known is None and bias) else 0
-        found.append(Component("class bias", config.num_classes, times, optional=known is None))
+        found.append(Component("class bias", config.num_classes, times, optional=known is None, usual=True))
     return found
 
 
@@ -137,15 +139,16 @@ def possible_counts(subject: Subject, config: DrawnConfig) -> list[list[Componen
 
 
 def nearest_count(possible: list[list[Component]], got: int) -> list[Component]:
-    """Return the components, with or without those that are optional, whose sum is nearest to a count."""
-    found: list[list[Component]] = []
+    """Return the components that make up a count, with or without those that are optional; else the nearest as usual."""
     for components in possible:
         chosen: list[list[Component]] = [[]]
         for c in components:
             more = [[*left, c] for left in chosen]
             chosen = chosen + more if c.optional and c.each and c.times else more
-        found += chosen
-    return min(found, key=lambda components: abs(total(components) - got))
+        if exact := next((found for found in chosen if total(found) == got), None):
+            return exact
+    usual = [[c for c in components if c.usual or not c.optional] for components in possible]
+    return min(usual, key=lambda components: abs(total(components) - got))
 
 
 def fewest(components: list[Component]) -> int:

@@ -316,7 +316,7 @@ def layers_follow_one_another(case: Case) -> None:
             case.does_not_apply("its layers are not called as modules")
         if not any(isinstance(made, Tensor) for _, _, made in seen):
             case.does_not_apply("its layers give no tensor that could be compared")
-        if _in_parts(order, len(layers)):
+        if _in_parts(seen, layers):
             case.does_not_apply(
                 "a call goes through its layers several times, each time in order: by rows, or by parts"
             )
