@@ -139,7 +139,7 @@ def possible_counts(subject: Subject, config: DrawnConfig) -> list[list[Componen
 
 
 def nearest_count(possible: list[list[Component]], got: int) -> list[Component]:
-    """Return the components that make up a count, with or without those that are optional; else the nearest as usual."""
+    """Return the components that make up a count, with or without those that are optional; else the usual ones."""
     for components in possible:
         chosen: list[list[Component]] = [[]]
         for c in components:
