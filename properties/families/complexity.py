@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import DispatchWatch
 from veriformer.properties.causes.structure import beside_the_textbook, off_the_record
@@ -129,9 +131,14 @@ def _give_up_on_other_structures(case: Case) -> None:
 
 def _grows_with_length(case: Case, built: Built) -> bool:
     """Return whether equal steps of the length, of whole blocks of most sizes, cost the same, and cost something."""
-    with off_the_record(case):
-        costs = [int(num_operations(_plain_call(case, built, length))) for length in (12, 24, 36)]
-    return costs[2] - costs[1] == costs[1] - costs[0] > 0
+    for step in (math.lcm(48, case.subject.fact("window", 1)), 4 * case.subject.fact("window", 3)):
+        try:
+            with off_the_record(case):
+                costs = [int(num_operations(_plain_call(case, built, n * step))) for n in (1, 2, 3)]
+        except SubjectError:  # longer than it can be
+            continue
+        return costs[2] - costs[1] == costs[1] - costs[0] > 0
+    return False
 
 
 def _plain_call(case: Case, built: Built, length: int, batch: int = 1) -> Callable[[], object]:

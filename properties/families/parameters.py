@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import surplus_cause
@@ -392,8 +393,13 @@ def published_sizes_give_published_counts(case: Case) -> None:
     """
     config = _PUBLISHED[case.integer("published", 0, len(_PUBLISHED) - 1)]
     assert case.subject.build is not None
-    with torch.device("meta"):
-        module = case.bench.call(case.subject.build, config)
+    try:
+        with torch.device("meta"):
+            module = case.bench.call(case.subject.build, config)
+    except SubjectError as problem:
+        if "meta" not in str(problem):
+            raise
+        case.does_not_apply(f"it cannot be built without being allocated: {problem}")
     if not isinstance(module, nn.Module):
         case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
     got = case.apply(count, module)

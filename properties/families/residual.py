@@ -258,15 +258,23 @@ def gradients_reach_the_first_layer(case: Case) -> None:
     if not lists or config.num_layers < 6:
         case.does_not_apply("it has no list of at least 6 layers")
     tokens = ordinary(case.subject, built.config, case.generator, built.dtype).tensors[0].to(case.bench.device)
-    output = case.call(built, tokens)
-    weight = case.normal(*output.shape, dtype=output.dtype)
-    (output * weight).sum().backward()
-    norms = torch.stack([_gradient_norm(layer) for layer in lists[0]])
+    norms = _gradient_norms(case, built, tokens, lists[0])
+    if not norms.any() and case.subject.build is not None:
+        drawn = case.bench.pool.fresh(config, built.dtype)
+        if _gradient_norms(case, drawn, tokens, layer_lists(drawn.module, drawn.config)[0]).all():
+            case.does_not_apply("no layer has a gradient as built, all have one later: a gain before them starts at 0")
     ratio = norms[-1] / norms[0].clamp(min=1e-300)
     case.require((ratio > 1e-3) & (ratio < 1e3), "gradients vanish or explode on their way to the first layer",
                  got=f"last over first {ratio:.3g}", expected="between 1e-3 and 1e3",
                  cause=lambda: _vanishing(norms.tolist()))  # fmt: skip
     case.witness()
+
+
+def _gradient_norms(case: Case, built: Built, tokens: Tensor, layers: list[nn.Module]) -> Tensor:
+    output = case.call(built, tokens)
+    weight = case.normal(*output.shape, dtype=output.dtype)
+    (output * weight).sum().backward()
+    return torch.stack([_gradient_norm(layer) for layer in layers])
 
 
 def _vanishing(norms: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""Right models that are not the textbook's: more matrices or fewer, other costs, other stacks, weights of other forms."""
+"""Right models that are not the textbook's: more matrices or fewer, other costs and stacks, weights of other forms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrize
 
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
@@ -116,10 +116,10 @@ def linear_attention() -> Subject:
 
 
 class Band(Heads):
-    """A causal window of three in blocks that look back at the one before."""
+    """A causal window of eight in blocks that look back at the one before."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        length, w = x.shape[1], 3
+        length, w = x.shape[1], 8
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k, v = (functional.pad(t, (0, 0, 0, -length % w)).unflatten(2, (-1, w)) for t in (q, k, v))
         k, v = (torch.cat([functional.pad(t, (0, 0, 0, 0, 1, 0))[:, :, :-1], t], 3) for t in (k, v))
@@ -134,7 +134,7 @@ class Band(Heads):
 
 @trap("structure-band", "A window without a table of T x T", "Beltagy et al. 2020")
 def band() -> Subject:
-    return attention(Band, causal=True, positions="none", bias=True, window=3)
+    return attention(Band, causal=True, positions="none", bias=True, window=8)
 
 
 # weights of other forms ------------------------------------------------------------------------------------------
@@ -166,12 +166,19 @@ def integers() -> Subject:
     return Subject(kind="feed_forward", build=lambda c: network(c, Integers), declares=facts)
 
 
-@trap("structure-weight-norm", "Weights are made anew by a parametrization, which refuses to be pickled")
-def weight_normed() -> Subject:
+class Centred(nn.Module):
+    """Weights whose rows have mean zero."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - weight.mean(1, keepdim=True)
+
+
+@trap("structure-parametrised", "Weights are made anew by a parametrization, which refuses to be pickled")
+def parametrised() -> Subject:
     def build(c: DrawnConfig) -> nn.Module:
         made = network(c)
         for linear in (made[0], made[2]):
-            parametrizations.weight_norm(linear)
+            parametrize.register_parametrization(linear, "weight", Centred())
         return made
 
     return Subject(kind="feed_forward", build=build, declares={"activation": "relu", "bias": True})
@@ -195,8 +202,7 @@ def keeps() -> Subject:
 @trap("structure-dict", "What build gives is no module, but a dict of tensors")
 def plain_dict() -> Subject:
     def build(c: DrawnConfig) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        return {"gain": torch.rand(c.d_model, generator=generator) + 0.5}
+        return {"gain": torch.ones(c.d_model)}
 
     def forward(m: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], m["gain"].to(x.dtype), 1e-6)
