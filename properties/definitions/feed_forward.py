@@ -59,10 +59,11 @@ class Reading:
 def _layers(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yield each linear map as (name, weight `[out, in]`, bias)."""
     for name, part in module.named_modules():
-        weight = part._parameters.get("weight")
+        own = dict(part.named_parameters(recurse=False, remove_duplicate=False))
+        weight = own.get("weight")
         if weight is not None and weight.ndim == 2:
             transposed = type(part).__name__ == "Conv1D"
-            yield name, weight.T if transposed else weight, part._parameters.get("bias")
+            yield name, weight.T if transposed else weight, own.get("bias")
 
 
 def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -105,7 +106,9 @@ def _count_cause(case: Case, built: Built, difference: int, components: list[Com
 
 def move(module: nn.Module, there: torch.dtype, back: torch.dtype) -> None:
     """Move a module to a dtype and back."""
-    module.to(there).to(back)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a scripted module's parameters are no leaves to torch, which says so
+        module.to(there).to(back)
 
 
 def _reachable(value: Any, name: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -305,11 +308,8 @@ def every_parameter_is_connected(case: Case) -> None:
         return
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     raw: list[Any] = []
-    hook = module.register_forward_hook(lambda m, args, output: raw.append(output))
-    try:
+    with _noting(module, raw):
         output = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
-    finally:
-        hook.remove()
     outputs = [o for o in (output, *tree_leaves([_as_plain(o) for o in raw])) if isinstance(o, Tensor)]
     reached = [o for o in outputs if o.requires_grad and o.is_floating_point()]
     case.require(
@@ -344,6 +344,19 @@ def every_parameter_is_connected(case: Case) -> None:
             cause=lambda: "a choice (argmax, top-k, rounding) is made without a weight that is differentiable",
         )
     case.witness()
+
+
+@contextlib.contextmanager
+def _noting(module: nn.Module, raw: list[Any]) -> Iterator[None]:
+    """Note what a module gives; a scripted one takes no hook, and gives what its forward picks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield
+        return
+    hook = module.register_forward_hook(lambda m, args, output: raw.append(output))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def not_reached(module: nn.Module, total: Tensor) -> list[str]:

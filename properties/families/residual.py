@@ -318,6 +318,8 @@ def layers_follow_one_another(case: Case) -> None:
         case.does_not_apply("no list of at least two layers is found in it")
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     run = case.caller(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    if any(isinstance(layer, torch.jit.ScriptModule) for layers in lists for layer in layers):
+        case.does_not_apply("its layers are scripted, and take no hooks")
     for layers in lists:
         order, seen = case.apply(passed_through, layers, run)
         if not order:
