@@ -46,9 +46,6 @@ def attention(cls: Any, **facts: Any) -> Subject:
     return Subject(kind="self_attention", build=cls, forward=lambda m, x: m(x), mask_forms=(), declares=facts)
 
 
-# tables, gates, shared maps --------------------------------------------------------------------------------------
-
-
 class Shaw(Heads):
     """Keys of relative positions, clipped at four."""
 
@@ -96,9 +93,6 @@ def shared_map() -> Subject:
     return attention(OneMap, causal=False, positions="none", bias=True, structure="other")
 
 
-# kernels whose cost grows with T ---------------------------------------------------------------------------------
-
-
 class Linearised(Heads):
     """elu(x) + 1 in place of the exponential, by running sums."""
 
@@ -135,9 +129,6 @@ class Band(Heads):
 @trap("structure-band", "A window without a table of T x T", "Beltagy et al. 2020")
 def band() -> Subject:
     return attention(Band, causal=True, positions="none", bias=True, window=8)
-
-
-# weights of other forms ------------------------------------------------------------------------------------------
 
 
 class Integers(nn.Module):
@@ -208,9 +199,6 @@ def plain_dict() -> Subject:
         return functional.rms_norm(x, x.shape[-1:], m["gain"].to(x.dtype), 1e-6)
 
     return Subject(kind="norm", build=build, forward=forward, declares={"norm": "rms"})
-
-
-# whole models ----------------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):

@@ -1,0 +1,149 @@
+"""The stack: layers once each, in order, each on what the one before gave."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.module_parts import layer_lists
+from veriformer.properties.subject.inputs import ordinary
+
+
+@holds(
+    "layer.composition",
+    statement="The layers are applied once each, in the order of their list, each to the output of the one before.",
+    formula="h_n = layer_n(h_(n-1))",
+    source="Vaswani et al. 2017, section 3.1: a stack of N identical layers.",
+    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
+    level="extended",
+    unless=(needs_module, excludes_fact("shared_layers"), excludes_fact("stacked", False)),
+    catches=("IN02",),
+)
+def layers_follow_one_another(case: Case) -> None:
+    """Seen through hooks on the subject's own list of layers, where each maps the whole sequence `[B, T, D]` to another
+    in a plain call; rows or micro-batches that go through one after another, each through all layers in turn, are
+    right too and not compared. What is added between layers by design (a residual outside of them, a signal of depth)
+    keeps what the one before gave: a layer that does not depend on it at all gets something else.
+    """
+    config = case.config()
+    if config.num_layers < 2 and case.subject.build is not None and "num_layers" not in case.subject.domain:
+        config = replace(config, num_layers=2)
+    built = case.bench.pool.get(config, case.dtype())
+    lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
+    if not lists:
+        case.does_not_apply("no list of at least two layers is found in it")
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    run = case.caller(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+    if any(isinstance(layer, torch.jit.ScriptModule) for layers in lists for layer in layers):
+        case.does_not_apply("its layers are scripted, and take no hooks")
+    for layers in lists:
+        order, seen = case.apply(passed_through, layers, run)
+        if not order:
+            case.does_not_apply("its layers are not called as modules")
+        if not any(isinstance(made, Tensor) for _, _, made in seen):
+            case.does_not_apply("its layers give no tensor that could be compared")
+        if _in_parts(seen, layers):
+            case.does_not_apply(
+                "a call goes through its layers several times, each time in order: by rows, or by parts"
+            )
+        case.equal(
+            order,
+            list(range(len(layers))),
+            "the layers are not applied once each, in order",
+            got=f"layers {order}",
+            expected=f"layers {list(range(len(layers)))}",
+            cause=lambda order=order: _order_cause(order),  # type: ignore[misc]
+        )
+        for (_, _, made), (index, given, _) in itertools.pairwise(seen):
+            if given is None or made is None or given.shape != made.shape or made.ndim != 3:
+                continue
+            strict = case.subject.fact("structure") == "textbook"
+            if not strict and not torch.equal(given, made) and case.apply(reads_the_one_before, layers, index, run):
+                case.does_not_apply(f"between layers {index - 1} and {index} something is added to the stream")
+            case.exact(given, made, f"layer {index} does not get the output of layer {index - 1}")
+            case.witness()
+
+
+def _in_parts(seen: list[tuple[int, Tensor | None, Tensor | None]], layers: list[nn.Module]) -> bool:
+    """Return whether all layers are passed several times, in order, with other inputs each time.
+
+    Part by part, or all parts layer by layer. A layer that goes on from its own output, or from that of the last one,
+    is applied again.
+    """
+    times, rest = divmod(len(seen), len(layers))
+    if times < 2 or rest or len({id(layer) for layer in layers}) < len(layers):
+        return False
+    order, once = [index for index, _, _ in seen], list(range(len(layers)))
+    by_layer = [index for index in once for _ in range(times)]
+    if order not in (once * times, by_layer):
+        return False
+    again = [n for n in range(1, len(seen)) if (n % times if order == by_layer else n % len(layers) == 0)]
+    return not any(_same(seen[n][1], seen[n - 1][2]) for n in again)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+def reads_the_one_before(layers: list[nn.Module], index: int, run: Callable[[], object]) -> bool:
+    """Return whether what a layer gets changes with what the layer before it gave."""
+    seen: list[Tensor] = []
+
+    def alter(module: nn.Module, args: Any, output: Any) -> Any:
+        first, *others = output if isinstance(output, tuple) else (output,)
+        wave = torch.arange(first.numel(), device=first.device).reshape(first.shape).sin()
+        changed = first + wave.to(first.dtype)
+        return (changed, *others) if isinstance(output, tuple) else changed
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach().clone())
+
+    handle = layers[index].register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        run()
+        other = layers[index - 1].register_forward_hook(alter)
+        try:
+            run()
+        finally:
+            other.remove()
+    finally:
+        handle.remove()
+    return len(seen) == 2 and not torch.equal(seen[0], seen[1])
+
+
+def passed_through(
+    layers: list[nn.Module], run: Callable[[], object]
+) -> tuple[list[int], list[tuple[int, Tensor | None, Tensor | None]]]:
+    """Call a model; return the order of its layers, and for each call of one its index, what it got, what it gave."""
+    seen: list[tuple[int, Tensor | None, Tensor | None]] = []
+
+    def noting(index: int) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            first = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+            result = output[0] if isinstance(output, tuple) else output
+            made = result.detach().clone() if isinstance(result, Tensor) else None
+            seen.append((index, None if first is None else first.detach().clone(), made))
+
+        return note
+
+    handles = [layer.register_forward_hook(noting(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [index for index, _, _ in seen], seen
+
+
+def _order_cause(order: list[int]) -> str | None:
+    if len(set(order)) == 1:
+        return f"layer {order[0]} is applied again and again"
+    return "the order is reversed" if order == sorted(order, reverse=True) else None
