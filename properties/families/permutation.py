@@ -115,10 +115,12 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
 )
 def pooling_forgets_order(case: Case) -> None:
     """Mean, max and weighted pooling are symmetric; a class token attends to a set."""
-    length = case.length("T", low=2)
+    ends = int(case.subject.fact("pooling") not in ("mean", "max", "weighted", "cls"))  # what is pooled may be an end
+    length = case.length("T", low=2 + 2 * ends)
     stream = Stream(case, case.built())
     x = stream.draw(2, length)
-    order = _order(case, length)
+    order = [ends + place for place in _order(case, length - 2 * ends)]
+    order = [0, *order, length - 1] if ends else order
     mask = _mask(case, x)
     for path in case.paths(masks=("none",)):
         case.close(
@@ -135,6 +137,9 @@ def _has_positions(subject: Subject) -> str | None:
     if positions is None:
         return "the fact 'positions' is neither declared nor known"
     return "the subject declares no positions" if positions == "none" else None
+
+
+_has_positions.rests_on = "positions"  # type: ignore[attr-defined]
 
 
 @holds(
@@ -176,8 +181,9 @@ def _distinct(case: Case, stream: Stream, length: int) -> Tensor:
     formula="f(P X)_t != f(X)_t for some t that P leaves in place",
     source="Course notes, section 3.2: without order information a sentence is a bag of words.",
     kinds=(*PER_POSITION, "classifier"),
-    unless=_has_positions,
+    unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07", "RP05"),
+    asks=("sparse", True),
 )
 def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     """Another position, or the pooled output, tells the two orders apart. In a causal model a later position sees it.
