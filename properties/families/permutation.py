@@ -148,8 +148,9 @@ _has_positions.rests_on = "positions"  # type: ignore[attr-defined]
     formula="f(P X) != P f(X) for some P",
     source="The inverse of equivariance: a declared fact is verified, not believed.",
     kinds=(*PER_POSITION, "classifier"),
-    unless=_has_positions,
+    unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07",),
+    asks=("sparse", True),
 )
 def positions_break_the_symmetry(case: Case) -> None:
     """Positions exist to tell orders apart. Tokens all differ, so that a permutation is one; ALiBi with symmetric

@@ -160,6 +160,8 @@ class Judge:
             suggestions |= {k: v for k, v in suggested(result).items() if self.subject.fact(k) is None}
         failures = [r for r in results if r.outcome == FAIL and r.id in known] if suggestions else []
         with isolated(self.subject.module):
+            if self._prepare().error or self._bench is None:
+                return []
             return [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
 
     def reconsider(self, prop: Property, result: Result, suggestions: Mapping[str, Any]) -> Result:
