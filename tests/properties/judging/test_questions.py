@@ -51,7 +51,8 @@ def test_a_mask_that_is_taken_and_not_read_is_no_pass() -> None:
     assert opened(report)["padding.every-position-hides"] == "padding_side='right'"
     assert report.exit_status == 1
     (case,) = [r.counterexample for r in report.results if r.id == "padding.every-position-hides"]
-    assert case is not None and "taken and not read" in case.cause
+    assert case is not None
+    assert "taken and not read" in case.cause
 
 
 def test_an_answer_ends_the_question() -> None:
