@@ -15,6 +15,7 @@ from veriformer.properties.judging.judge import Judge
 from veriformer.properties.known.deviations import Deviations, apply_deviations, read_deviations
 from veriformer.properties.results import records as r
 from veriformer.properties.results.records import Report, Result, SubjectReport
+from veriformer.properties.targets import at_home
 
 
 def parametrize(
@@ -60,7 +61,9 @@ def settle(judge: Judge, prop: Property, known: Deviations | None = None) -> Non
     What a property requires is judged first if it was not yet, so that tests may run alone and in any order. A
     deviation that is declared passes as an expected failure; a property that does not apply is skipped with its reason.
     """
-    conclude(judged_with_requirements(judge, prop, known), prop, judge.subject.name)
+    with at_home(judge.subject.target):
+        result = judged_with_requirements(judge, prop, known)
+    conclude(result, prop, judge.subject.name)
 
 
 def conclude(result: Result, prop: Property, subject: str) -> None:
