@@ -29,6 +29,8 @@ def parametrize(
 ) -> Any:
     """Return a test function that pytest runs once for each property that speaks of the subject's kind.
 
+    Each test is marked with the level and the family of its property: `pytest -m "causality and not extended"`.
+
     Args:
         thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
         kind: of a plain function or an unknown module.
@@ -44,11 +46,15 @@ def parametrize(
     """
     subject = as_subject(thing, kind=kind, **declares)
     judge = Judge(subject, Settings(profile=profile, seed=seed))
-    properties = [p for p in select() if subject.kind in p.kinds]
+    rows = [
+        pytest.param(p, id=p.id, marks=[getattr(pytest.mark, name) for name in (p.level, p.family)])
+        for p in select()
+        if subject.kind in p.kinds
+    ]
     known = read_deviations(None if deviations is None else Path(deviations))
     known.must_name(p.id for p in select())
 
-    @pytest.mark.parametrize("prop", properties, ids=[p.id for p in properties])
+    @pytest.mark.parametrize("prop", rows)
     def test(prop: Property) -> None:
         settle(judge, prop, known)
 
