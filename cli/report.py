@@ -47,6 +47,7 @@ def report(file: Path, form: str, out: Path | None) -> int:
 
 def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Path) -> int:
     from veriformer.cli.recorded import how_to_repeat
+    from veriformer.cli.unjudged import print_unjudged
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
 
@@ -58,7 +59,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
         return report_of(record).exit_status
     console = Console(highlight=False, soft_wrap=True)
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
-    print_report(console, record, {}, size)
+    print_report(console, print_unjudged(console, record), {}, size)
     for subject in record["subjects"]:
         for result in subject["results"]:
             if result["outcome"] == "FAIL" and result.get("counterexample"):
