@@ -32,7 +32,7 @@ def parametrize(
     Each test is marked with the level and the family of its property: `pytest -m "causality and not extended"`.
 
     Args:
-        thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
+        thing: what to judge, or a list of it; see `veriformer.properties.adapters.recognising.as_subject`.
         kind: of a plain function or an unknown module.
         profile: "quick", "standard" or "thorough".
         seed: of every random choice.
@@ -44,18 +44,22 @@ def parametrize(
         from veriformer.properties import parametrize
         test_my_model = parametrize(MyModel, causal=True)
     """
-    subject = as_subject(thing, kind=kind, **declares)
-    judge = Judge(subject, Settings(profile=profile, seed=seed))
+    several = isinstance(thing, list | tuple)
+    subjects = [as_subject(one, kind=kind, **declares) for one in (thing if several else [thing])]
     rows = [
-        pytest.param(p, id=p.id, marks=[getattr(pytest.mark, name) for name in (p.level, p.family)])
+        pytest.param(
+            judge, p, id=f"{judge.subject.name}-{p.id}" if several else p.id,
+            marks=[getattr(pytest.mark, name) for name in (p.level, p.family)],
+        )
+        for judge in [Judge(subject, Settings(profile=profile, seed=seed)) for subject in subjects]
         for p in select()
-        if subject.kind in p.kinds
-    ]
+        if judge.subject.kind in p.kinds
+    ]  # fmt: skip
     known = read_deviations(None if deviations is None else Path(deviations))
     known.must_name(p.id for p in select())
 
-    @pytest.mark.parametrize("prop", rows)
-    def test(prop: Property) -> None:
+    @pytest.mark.parametrize(("judge", "prop"), rows)
+    def test(judge: Judge, prop: Property) -> None:
         settle(judge, prop, known)
 
     return test

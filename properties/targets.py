@@ -152,11 +152,16 @@ def _made(thing: Any, target: str) -> list[Subject]:
             return [as_subject(thing)]
         except TypeError:
             thing = _called(thing, target)
-    many = thing if isinstance(thing, list | tuple) else [thing]
-    try:
-        return [as_subject(one) for one in many]
-    except (TypeError, ValueError) as problem:
-        raise TargetError(f"{target}: {problem}") from problem
+    many = (
+        {f"{target}[{i}]": one for i, one in enumerate(thing)} if isinstance(thing, list | tuple) else {target: thing}
+    )
+    found = []
+    for place, one in many.items():
+        try:
+            found.append(as_subject(one))
+        except (TypeError, ValueError) as problem:
+            raise TargetError(f"{place}: {problem}") from problem
+    return found
 
 
 def _is_module(thing: Any) -> bool:

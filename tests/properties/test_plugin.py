@@ -11,8 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from veriformer.properties import pytest_plugin
+from veriformer.properties import Subject, parametrize, pytest_plugin
 from veriformer.properties.judging.catalogue import select
 
 PytestIn = Callable[..., str]
@@ -129,6 +130,13 @@ class _Collected:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.names = [item.name for item in session.items]
+
+
+def test_several_subjects_stand_in_one_list() -> None:
+    subjects = [Subject(kind="softmax", forward=torch.softmax, name=name) for name in ("first", "second")]
+    (rows,) = (mark.args[1] for mark in parametrize(subjects, profile="quick").pytestmark)
+    wanted = [p.id for p in select() if "softmax" in p.kinds]
+    assert [row.id for row in rows] == [f"{s.name}-{i}" for s in subjects for i in wanted]
 
 
 def test_every_family_has_its_mark(pytestconfig: pytest.Config) -> None:
