@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import sys
@@ -115,5 +116,9 @@ def location(module: object) -> str:
 
 def is_of_a_library(module: object) -> bool:
     """Whether a module belongs to Python or to what is installed beside it, rather than to a user."""
-    file = location(module)
+    return _lies_in_a_library(location(module))
+
+
+@functools.cache  # every property that is judged asks it of hundreds of modules
+def _lies_in_a_library(file: str) -> bool:
     return not file or any(part in file for part in _PACKAGES) or str(Path(file).resolve()).startswith(_INSTALLED)

@@ -118,7 +118,7 @@ def test_libraries_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert judged(project(tmp_path / "wrong", 0)) == [True]
 
 
-@pytest.mark.parametrize("name", ["types", "random", "torch", "tokenize", "colorsys"])
+@pytest.mark.parametrize("name", ["types", "random", "torch", "tokenize", "colorsys", "tabulate"])
 def test_a_file_may_have_the_name_of_a_library(name: str, tmp_path: Path) -> None:
     path = project(tmp_path / "mine", 1)
     named = path.rename(path.with_name(f"{name}.py"))
