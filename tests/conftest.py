@@ -32,9 +32,9 @@ PRELOADED = (
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
     """Count what does not apply to its subject as that: neither passed nor skipped."""
-    if counting.does_not_apply(report):
+    if isinstance(report, pytest.TestReport) and counting.does_not_apply(report):
         return "not applicable", "-", "NOT APPLICABLE"
     return None
 
@@ -112,4 +112,12 @@ def _examples_alone_end_a_search() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, profile in profiles.PROFILES.items():
             patch.setitem(profiles.PROFILES, name, replace(profile, property_seconds=3600.0))  # type: ignore[arg-type]
+        yield
+
+
+@pytest.fixture(scope="module")
+def brief(_examples_alone_end_a_search: None) -> Iterator[None]:
+    """Draw two cases a property beside every colliding length: for right models by the dozen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(profiles.PROFILES, "quick", replace(profiles.PROFILES["quick"], examples=2))  # type: ignore[arg-type]
         yield

@@ -15,7 +15,7 @@ class Profile:
     """Effort of a run.
 
     Attributes:
-        examples: Hypothesis examples a property.
+        examples: cases a property; at least half of them are drawn by Hypothesis, beside colliding lengths.
         sweep_configs: configurations whose colliding lengths are covered one by one.
         property_seconds: time after which a property stops drawing and keeps what it saw.
     """

@@ -71,8 +71,9 @@ class Search:
                 continue
             except Exception as problem:
                 return self._shrink(problem, fixed)
-        count = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
-        return self._hypothesis(count, {})
+        wanted = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
+        drawn = max(wanted - self.bench.tally.examples, (wanted + 1) // 2)  # swept lengths are cases too
+        return self._hypothesis(drawn, {})
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
         """Judge one recorded case, on every path.

@@ -64,6 +64,7 @@ def failures(results: list[Result]) -> list[str]:
     return [f"{r.id}: {r.outcome} {r.reason}" for r in results if r.outcome not in (PASS, NOT_APPLICABLE)]
 
 
+@pytest.mark.usefixtures("brief")
 def test_trap_passes(right: Trap, declared: Judged, asked: set[str]) -> None:
     results = []
     for prop in select():
@@ -75,6 +76,7 @@ def test_trap_passes(right: Trap, declared: Judged, asked: set[str]) -> None:
     assert any(r.outcome == PASS for r in results)
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_trap_without_declarations_is_explained(declared: Judged) -> None:
     right = declared.judge.subject
     judge = Judge(replace(right, declares={}), QUICK, twin=declared.judge)

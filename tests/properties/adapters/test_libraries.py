@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from veriformer.properties import check
@@ -11,7 +9,6 @@ from veriformer.properties.adapters.libraries import LIBRARIES, Library
 from veriformer.properties.adapters.recognising import as_subject, shipped
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
 from veriformer.properties.adapters.target import TargetError
-from veriformer.properties.bench import profiles
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.known.deviations import read_deviations
 from veriformer.properties.targets import load
@@ -22,12 +19,6 @@ DOZEN = (
     "hf:bert", "hf:roberta", "hf:gpt2", "hf:llama", "hf:mixtral", "hf:t5", "hf:BertForSequenceClassification", "hf:vit",
     "x-transformers:decoder-rotary", "x-transformers:encoder-alibi", "timm:block-layerscale", "flax:nnx-layer-norm",
 )  # fmt: skip
-
-
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw two cases a property beside every length that coincides with another size; `make sweep` draws more."""
-    monkeypatch.setitem(profiles.PROFILES, "quick", replace(profiles.PROFILES["quick"], examples=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("brief")
