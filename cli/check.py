@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
 from veriformer.cli.recorded import how_to_repeat, write_cases
+from veriformer.cli.unjudged import print_unjudged
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
@@ -110,7 +111,8 @@ def check(
         click.echo(FORMATS[form][1](record), nl=False)
     else:
         console = Console(highlight=False, soft_wrap=True)
-        print_report(console, record, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
+        judged = print_unjudged(console, record, verbose=verbose)
+        print_report(console, judged, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
         for subject in record["subjects"]:
             for result in shown_in_full(subject):
                 repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
