@@ -10,10 +10,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from veriformer.cli.reading import one_sentence, read_record
 from veriformer.properties.results.reading import whole
 from veriformer.reports.compliance import changes, compliance, markdown, merged, page, print_compliance
 from veriformer.reports.records import RecordError, write_text
-from veriformer.reports.schema import read_report
+from veriformer.reports.schema import insist
 
 
 @click.command()
@@ -28,7 +29,7 @@ def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
     Exit status: 0 nothing that held in an earlier file fails in a later one, 1 something does, 3 usage.
     """
     try:
-        records = [(str(path), whole(read_report(path))) for path in files]
+        records = [(str(path), _whole(path)) for path in files]
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
     table = compliance(merged(records))
@@ -52,6 +53,13 @@ def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
         else:
             write_text(out, text)
     return int(any(change["worse"] for change in changed))
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    record = read_record(path)
+    with one_sentence(path):
+        insist(record, str(path))
+        return whole(record)
 
 
 def _told(change: dict[str, Any]) -> str:

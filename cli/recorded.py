@@ -14,6 +14,7 @@ from veriformer.properties.results.records import Report
 from veriformer.reports.records import RecordError, write_json, write_text
 
 CASES = Path(".veriformer")
+SCHEMA = "veriformer-counterexample/1"
 
 
 def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:
@@ -36,7 +37,7 @@ def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> P
             write_json(
                 folder / f"{case.id}.json",
                 {
-                    "schema": "veriformer-counterexample/1",
+                    "schema": SCHEMA,
                     "target": subject.target,
                     "property": result.id,
                     "choices": case.choices,

@@ -9,19 +9,20 @@ from typing import Any
 import click
 from rich.console import Console
 
-from veriformer.cli.check import DTYPES
+from veriformer.cli.check import DTYPES, NOTHING_JUDGED
 from veriformer.cli.processes.asking import Pool, RefusedError, warm_up
-from veriformer.cli.recorded import find_case, how_to_repeat, trusted
+from veriformer.cli.reading import one_sentence, read_record, shown
+from veriformer.cli.recorded import SCHEMA, find_case, how_to_repeat, trusted
 from veriformer.properties.bench.profiles import PROFILES
-from veriformer.reports.records import RecordError, read_json
+from veriformer.reports.records import RecordError
 from veriformer.reports.terminal import print_failure
 
 _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "profile": lambda v: v in PROFILES,
-    "seed": lambda v: isinstance(v, int),
+    "seed": lambda v: type(v) is int and abs(v) < 2**63,
     "device": lambda v: isinstance(v, str),
     "dtypes": lambda v: isinstance(v, list) and all(d in DTYPES for d in v),
-    "call_seconds": lambda v: isinstance(v, int | float),
+    "call_seconds": lambda v: type(v) in (int, float) and 0 < v < 1e6,  # which NaN is not
     "named": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
 }
 _FIELDS = {"target": str, "property": str, "choices": dict, "settings": dict}
@@ -37,9 +38,10 @@ def replay(case: str, target: str | None) -> int:
     lie in .veriformer/ itself may name one of the libraries alone; give --target for your own.
     """
     warm_up()
-    path = find_case(case)
     try:
-        record = _checked(read_json(path), path)
+        with one_sentence(Path(case)):
+            path = find_case(case)
+            record = _checked(read_record(path), path)
         record["target"] = target or trusted(record["target"], path)
         with Pool(1, record["settings"], 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
@@ -54,19 +56,35 @@ def replay(case: str, target: str | None) -> int:
         print_failure(console, result, statement, record["target"], **how_to_repeat(path, record["target"]))
         return 1
     console.print(f"{record['property']}: {result['outcome']} {result['reason']}".rstrip(), markup=False)
-    if result["outcome"] == "ERROR":
-        return 2
+    if result["outcome"] != "PASS":
+        console.print("nothing was shown: this is neither the violation nor its end")
+        return NOTHING_JUDGED
     console.print("the recorded case no longer violates the property")
     return 0
 
 
 def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    if record.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{path} is no recorded case: its 'schema' is {shown(record.get('schema'))}, where {SCHEMA!r} is required; "
+            "give a file that `veriformer check` wrote"
+        )
     for name, kind in _FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise RecordError(f"{path} is no recorded case: its {name!r} is missing or not a {kind.__name__}")
+    for name, value in record["choices"].items():
+        if not all(_is_plain(v) for v in (value if isinstance(value, list) else [value])):
+            raise RecordError(
+                f"{path} is no recorded case: its choice {shown(name)} is {shown(value)}; "
+                "it must be a number, a word or a list of them"
+            )
     for name, value in record["settings"].items():
         if name not in _SETTINGS or not _SETTINGS[name](value):
-            raise RecordError(f"{path} is no recorded case: its setting {name!r} is {value!r}")
+            raise RecordError(f"{path} is no recorded case: its setting {name!r} is {shown(value)}")
     if missing := [name for name in _SETTINGS if name not in record["settings"]]:
         raise RecordError(f"{path} is no recorded case: its setting {missing[0]!r} is missing")
     return record
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | float | str | None) or (isinstance(value, int) and abs(value) < 2**63)

@@ -22,36 +22,35 @@ def report(file: Path, form: str, out: Path | None) -> int:
     Nothing in the file is executed. Exit status: that of the run that made it.
     """
     from veriformer.cli.ablate import show, status_of
+    from veriformer.cli.reading import one_sentence, read_record
     from veriformer.cli.recorded import CASES
     from veriformer.properties.results.reading import whole
     from veriformer.reports.ablation import FORMAT, write_report
-    from veriformer.reports.records import RecordError, read_json
+    from veriformer.reports.records import RecordError
     from veriformer.reports.schema import insist
 
     try:
-        record = read_json(file)
-        if str(record.get("schema", "")).startswith("veriformer-report/"):
-            insist(record, str(file))
-            return _show_report(whole(record), form, out, file.parent / CASES)
-        if record.get("format") != FORMAT:
-            raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
-        try:
+        record = read_record(file)
+        with one_sentence(file, str(record.get("schema") or record.get("format"))[:60]):
+            if str(record.get("schema", "")).startswith("veriformer-report/"):
+                insist(record, str(file))
+                return _show_report(whole(record), form, out, file.parent / CASES)
+            if record.get("format") != FORMAT:
+                raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
             show(record)
             if out is not None:
                 click.echo(f"report: {write_report(record, out)[0]}")
             return status_of(record)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
-            raise RecordError(f"{file} is no whole {FORMAT} record ({type(problem).__name__}: {problem})") from None
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
-    except OSError as problem:
-        raise click.UsageError(f"{problem.filename or out}: {problem.strerror}; name another file or folder") from None
 
 
 def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Path) -> int:
     from veriformer.cli.recorded import how_to_repeat
+    from veriformer.cli.unjudged import print_unjudged
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
+    from veriformer.reports.verdicts import shown_in_full
 
     if out is not None:
         for path in write_all(record, out):
@@ -61,11 +60,10 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
         return report_of(record).exit_status
     console = Console(highlight=False, soft_wrap=True)
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
-    print_report(console, record, {}, size)
+    print_report(console, print_unjudged(console, record), {}, size)
     for subject in record["subjects"]:
-        for result in subject["results"]:
-            if result["outcome"] in ("FAIL", "OPEN") and result.get("counterexample"):
-                case = cases / f"{result['counterexample']['id']}.json"
-                repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
-                print_failure(console, result, "", subject["name"], **repeated)
+        for result in shown_in_full(subject):
+            case = cases / f"{result['counterexample']['id']}.json"
+            repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
+            print_failure(console, result, "", subject["name"], **repeated)
     return report_of(record).exit_status

@@ -12,6 +12,7 @@ from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.run import run
 from veriformer.properties.known.deviations import apply_deviations, read_deviations
 from veriformer.properties.results.records import Report
+from veriformer.properties.targets import at_home
 
 
 def check(
@@ -53,6 +54,7 @@ def check(
     subject = as_subject(thing, kind=kind, **declares)
     known = read_deviations(None if deviations is None else Path(deviations))
     settings = Settings(profile=profile, seed=seed, device=device, named=tuple(only))
-    report = run([subject], select(only, exclude, level), settings)
+    with at_home(subject.target):
+        report = run([subject], select(only, exclude, level), settings)
     apply_deviations(report, known)
     return report

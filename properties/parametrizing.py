@@ -15,6 +15,7 @@ from veriformer.properties.judging.judge import Judge
 from veriformer.properties.known.deviations import Deviations, apply_deviations, read_deviations
 from veriformer.properties.results import records as r
 from veriformer.properties.results.records import Report, Result, SubjectReport
+from veriformer.properties.targets import at_home
 
 
 def parametrize(
@@ -28,8 +29,10 @@ def parametrize(
 ) -> Any:
     """Return a test function that pytest runs once for each property that speaks of the subject's kind.
 
+    Each test is marked with the level and the family of its property: `pytest -m "causality and not extended"`.
+
     Args:
-        thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
+        thing: what to judge, or a list of it; see `veriformer.properties.adapters.recognising.as_subject`.
         kind: of a plain function or an unknown module.
         profile: "quick", "standard" or "thorough".
         seed: of every random choice.
@@ -41,14 +44,22 @@ def parametrize(
         from veriformer.properties import parametrize
         test_my_model = parametrize(MyModel, causal=True)
     """
-    subject = as_subject(thing, kind=kind, **declares)
-    judge = Judge(subject, Settings(profile=profile, seed=seed))
-    properties = [p for p in select() if subject.kind in p.kinds]
+    several = isinstance(thing, list | tuple)
+    subjects = [as_subject(one, kind=kind, **declares) for one in (thing if several else [thing])]
+    rows = [
+        pytest.param(
+            judge, p, id=f"{judge.subject.name}-{p.id}" if several else p.id,
+            marks=[getattr(pytest.mark, name) for name in (p.level, p.family)],
+        )
+        for judge in [Judge(subject, Settings(profile=profile, seed=seed)) for subject in subjects]
+        for p in select()
+        if judge.subject.kind in p.kinds
+    ]  # fmt: skip
     known = read_deviations(None if deviations is None else Path(deviations))
     known.must_name(p.id for p in select())
 
-    @pytest.mark.parametrize("prop", properties, ids=[p.id for p in properties])
-    def test(prop: Property) -> None:
+    @pytest.mark.parametrize(("judge", "prop"), rows)
+    def test(judge: Judge, prop: Property) -> None:
         settle(judge, prop, known)
 
     return test
@@ -60,7 +71,9 @@ def settle(judge: Judge, prop: Property, known: Deviations | None = None) -> Non
     What a property requires is judged first if it was not yet, so that tests may run alone and in any order. A
     deviation that is declared passes as an expected failure; a property that does not apply is skipped with its reason.
     """
-    conclude(judged_with_requirements(judge, prop, known), prop, judge.subject.name)
+    with at_home(judge.subject.target):
+        result = judged_with_requirements(judge, prop, known)
+    conclude(result, prop, judge.subject.name)
 
 
 def conclude(result: Result, prop: Property, subject: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--subject-profile", default="standard", help="quick, standard or thorough (default: standard)")
 
 
+LEVELS = {
+    "core": "a property whose failure is a defect",
+    "extended": "a property that follows from a declared convention",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks of every test of a property: its level, and its family."""
+    recorded = resources.files("veriformer.properties.judging").joinpath("faults_killed.json")
+    families = dict.fromkeys(i.partition(".")[0] for i in json.loads(recorded.read_text(encoding="utf-8")))
+    for name, told in {**LEVELS, **{f: f"a property of the family {f}" for f in families}}.items():
+        config.addinivalue_line("markers", f"{name}: {told}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the items of every target."""
     for target in config.getoption("--subject"):
@@ -50,6 +67,8 @@ class PropertyItem(pytest.Item):
     def __init__(self, *, judge: Judge, prop: Property, **given: Any) -> None:
         super().__init__(**given)
         self.judge, self.prop = judge, prop
+        for mark in (prop.level, prop.family):
+            self.add_marker(mark)
 
     def runtest(self) -> None:
         """Judge it."""

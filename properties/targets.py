@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
-import importlib.util
-import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from veriformer.properties.adapters.homes import Home, home_at, is_home
+from veriformer.properties.adapters.places import Place
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 
 if TYPE_CHECKING:
@@ -33,15 +34,52 @@ def load(target: str) -> list[Subject]:
     word = Target.parse(target)
     if word.kind == LIBRARY:
         return _shipped(word.place, word.attribute)
-    module = _load_file(word.place) if word.kind == FILE else _import(word.place)
     all_of_it = replace(word, index=None)
-    found = _made(_attribute(module, word.attribute, word.place), str(all_of_it))
+    folder, place = _stands(word)
+    with home_at(folder).entered(place):
+        module = _imported(word, home_at(folder), place)
+        found = _made(_attribute(module, word.attribute, word.place), str(all_of_it))
     found = [replace(s, name=word.attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
     if len(found) > 1:
         found = [replace(s, target=str(replace(word, index=i))) for i, s in enumerate(found)]
     else:
         found = [replace(s, target=str(all_of_it)) for s in found]
     return found if word.index is None else [_one_of(found, word)]
+
+
+@contextmanager
+def at_home(target: str) -> Iterator[None]:
+    """Run the block as if nothing but this target had been loaded: what its code imports then is its own.
+
+    Args:
+        target: of a subject; one that was not loaded, or is of a library, needs no home.
+    """
+    try:
+        word = Target.parse(target)
+        folder, place = (None, None) if word.kind == LIBRARY else _stands(word)
+    except TargetError:
+        folder = None
+    with home_at(folder).entered(place) if folder is not None and is_home(folder) else nullcontext():
+        yield
+
+
+def _stands(word: Target) -> tuple[Path, Place | None]:
+    """Return the folder that the imports of a target start from, and where its file stands."""
+    if word.kind != FILE:
+        return Path.cwd().resolve(), None
+    path = Path(word.place)
+    if not path.is_file():
+        wrong = f"{word.place!r} is a folder" if path.is_dir() else f"there is no file {word.place!r}"
+        raise TargetError(f"{wrong}; give the path of a Python file, then :attribute", is_usage=True)
+    place = Place.of(path)
+    return place.folder, place
+
+
+def _imported(word: Target, home: Home, place: Place | None) -> ModuleType:
+    try:
+        return importlib.import_module(word.place) if place is None else home.load(place)
+    except (Exception, SystemExit) as problem:
+        raise TargetError(f"{word.place!r} cannot be imported: {_blame(problem)}") from problem
 
 
 def _one_of(found: list[Subject], word: Target) -> Subject:
@@ -79,47 +117,11 @@ def _nearest(name: str, known: Any) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
-def _import(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except Exception as problem:
-        raise TargetError(f"{name!r} cannot be imported: {_blame(problem)}") from problem
-    finally:
-        if added:
-            sys.path.remove(here)
-
-
-def _load_file(place: str) -> ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise TargetError(f"there is no file {place!r}; give the path of a Python file, then :attribute", is_usage=True)
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TargetError(f"{place!r} cannot be loaded as Python; give a .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as problem:
-        del sys.modules[name]
-        raise TargetError(f"{place!r} cannot be imported: {_blame(problem)}") from problem
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
 def _blame(problem: BaseException) -> str:
     """Name the error and the line of the user's code that it comes from."""
     if isinstance(problem, SyntaxError):
-        return f"SyntaxError: {problem.msg} ({Path(problem.filename or '?').name}, line {problem.lineno})"
+        where = f" ({Path(problem.filename).name}, line {problem.lineno})" if problem.filename else ""
+        return f"SyntaxError: {problem.msg}{where}"
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if "importlib" not in f.filename]
     ours = str(Path(__file__).parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
@@ -150,11 +152,16 @@ def _made(thing: Any, target: str) -> list[Subject]:
             return [as_subject(thing)]
         except TypeError:
             thing = _called(thing, target)
-    many = thing if isinstance(thing, list | tuple) else [thing]
-    try:
-        return [as_subject(one) for one in many]
-    except (TypeError, ValueError) as problem:
-        raise TargetError(f"{target}: {problem}") from problem
+    many = (
+        {f"{target}[{i}]": one for i, one in enumerate(thing)} if isinstance(thing, list | tuple) else {target: thing}
+    )
+    found = []
+    for place, one in many.items():
+        try:
+            found.append(as_subject(one))
+        except (TypeError, ValueError) as problem:
+            raise TargetError(f"{place}: {problem}") from problem
+    return found
 
 
 def _is_module(thing: Any) -> bool:

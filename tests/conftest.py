@@ -1,5 +1,5 @@
 """What several test files need: what is made once for all workers, the built wheel, searches that no clock ends;
-and the markers and the last line of the verification.
+and the last line of the verification.
 
 These hooks stand here, since the process that hands tests to the workers loads no conftest further down.
 """
@@ -30,13 +30,6 @@ PRELOADED = (
 """Of `check` and `replay`, `mutants` and `ablate`."""
 
 Once = Callable[[str, Callable[[Path], None]], Path]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Make each family of properties a marker."""
-    ids = (ROOT / "tests/properties/judging/catalogue_ids.txt").read_text(encoding="utf-8").split()
-    for family in dict.fromkeys(i.partition(".")[0] for i in ids):
-        config.addinivalue_line("markers", f"{family}: properties of the family {family}")
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:

@@ -15,7 +15,7 @@ VIOLATED, HOLDS = (1, "-> violated"), (0, "-> holds")
 
 def decision(script: str) -> tuple[object, str]:
     """Run a script and return its exit status with the words that its last line ends in; or what it raised."""
-    printed, path, modules = io.StringIO(), sys.path[:], dict(sys.modules)
+    printed, path, finders, modules = io.StringIO(), sys.path[:], sys.meta_path[:], dict(sys.modules)
     try:
         with isolated(), contextlib.redirect_stdout(printed):
             exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
@@ -25,7 +25,7 @@ def decision(script: str) -> tuple[object, str]:
     except Exception:
         return "raised", traceback.format_exc()
     finally:
-        sys.path[:] = path
+        sys.path[:], sys.meta_path[:] = path, finders
         for name in [n for n in sys.modules if n not in modules]:
             del sys.modules[name]
         sys.modules.update(modules)
@@ -33,8 +33,12 @@ def decision(script: str) -> tuple[object, str]:
 
 
 def foreign_imports(script: str) -> list[str]:
-    """Return the modules that a script imports and must not: of this package any but the faults and the reference."""
+    """Return the modules that a script imports and must not: of this package any but the faults and the reference.
+
+    What it tries to import, and does without, does not count.
+    """
     tree = ast.parse(script)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Try)]
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return [

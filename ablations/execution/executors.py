@@ -75,7 +75,8 @@ def _problem(future: Future[Any]) -> BaseException | None:
 
 def _is_death(problem: BaseException) -> bool:
     """Return whether the worker died, rather than the trial failing in it."""
-    return type(problem).__name__ in ("ProcessExpired", "KilledWorker", "CancelledError", "UncompletedJobError")
+    deaths = ("ProcessExpired", "BrokenProcessPool", "KilledWorker", "CancelledError", "UncompletedJobError")
+    return type(problem).__name__ in deaths
 
 
 def _copies() -> BaseContext:
@@ -97,17 +98,29 @@ def local(processes: int) -> Iterator[Executor]:
     from pebble import ProcessPool
 
     class Local:
+        def __init__(self) -> None:
+            self.pool = self.new_pool()
+
+        def new_pool(self) -> Any:
+            return ProcessPool(processes, initializer=prepare, context=_copies())
+
         def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-            future: Future[Any] = pool.schedule(function, args=arguments)
+            if not self.pool.active:  # a worker that dies between two jobs breaks the whole pool
+                self.end()
+                self.pool = self.new_pool()
+            future: Future[Any] = self.pool.schedule(function, args=arguments)
             return future
 
-    pool = ProcessPool(processes, initializer=prepare, context=_copies())
+        def end(self) -> None:
+            self.pool.stop()
+            self.pool.join()
+
+    workers = Local()
     try:
-        yield Local()
-        pool.close()
+        yield workers
+        workers.pool.close()
     finally:
-        pool.stop()
-        pool.join()
+        workers.end()
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import plain
-from veriformer.properties.targets import load
+from veriformer.properties.targets import at_home, load
 
 Message = tuple[str, dict[str, Any]]
 
@@ -91,24 +92,36 @@ class Answers:
         judge = self._judge(target)
         for prop_id, outcome in known.items():
             judge.learn(prop_id, outcome)
-        result = judge.judge(catalogue()[prop])
+        with at_home(target):
+            result = judge.judge(catalogue()[prop])
         return {"result": plain(result), "probed": judge.probed, "verified": sorted(judge.verified)}
 
     def canaries(self, kinds: Sequence[str], props: Sequence[str]) -> dict[str, Any]:
         """Send known-broken models of these kinds through the engine."""
         return send(kinds, [catalogue()[p] for p in props], self.settings)
 
-    def power(self, target: str, props: Sequence[str], walked: Sequence[str]) -> dict[str, Any]:
-        """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked."""
+    def power(
+        self, target: str, props: Sequence[str], walked: Sequence[str], troubled: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked.
+
+        Of its failures and questions, `troubled`, found by several workers, those failures are given back that turn
+        out to be questions.
+        """
         judge = self._judge(target)
-        return {
-            "power": judge.prove_power([catalogue()[p] for p in props]),
-            "never_walked": judge.never_walked(walked),
-        }
+        results = [result_of(record) for record in troubled]
+        with at_home(target):
+            return {
+                "reconsidered": plain(judge.reconsider_all(results, [catalogue()[r.id] for r in results])),
+                "power": judge.prove_power([catalogue()[p] for p in props]),
+                "never_walked": judge.never_walked(walked),
+            }
 
     def identify(self, target: str) -> dict[str, Any]:
         """Say what a subject is, as far as calling it shows."""
-        findings, error = self._judge(target).identify()
+        judge = self._judge(target)
+        with at_home(target):
+            findings, error = judge.identify()
         return {"findings": plain(findings), "error": error}
 
     def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +129,8 @@ class Answers:
         if prop not in catalogue():
             raise ValueError(f"the recorded property {prop!r} is not in this version's catalogue")
         judge = self._judge(target)
-        return {"result": plain(judge.replay(catalogue()[prop], choices)), "probed": judge.probed}
+        with at_home(target):
+            return {"result": plain(judge.replay(catalogue()[prop], choices)), "probed": judge.probed}
 
     def _judge(self, target: str) -> Judge:
         if target not in self._judges:

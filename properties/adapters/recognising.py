@@ -55,7 +55,7 @@ def as_subject(thing: Any, *, kind: str | None = None, **declares: Any) -> Subje
     raise TypeError(
         f"{label!r} is not recognised; say what it is: "
         "Subject(kind=..., build=lambda c: YourModel(c.d_model, ...), forward=lambda m, x: m(x)), "
-        f"or pass kind=...; the kinds are: {', '.join(KINDS)}"
+        f"or, in Python, pass kind=...; the kinds are: {', '.join(KINDS)}"
     )
 
 

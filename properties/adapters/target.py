@@ -49,13 +49,13 @@ class Target:
         Target(kind='library', place='torch', attribute='/../x.py:mine', index=None)
 
         Raises:
-            TargetError: it is neither a library nor has it a colon.
+            TargetError: it is no library, and names no place before a colon.
         """
         library, _, name = word.partition(":")
         if library in LIBRARIES:
             return cls(LIBRARY, library, name)
-        place, colon, attribute = word.rpartition(":")
-        if not colon:
+        place, _, attribute = word.rpartition(":")
+        if not place:
             raise TargetError(
                 f"{word!r} is no target; give package.module:attribute, path/file.py:attribute, "
                 f"or one of {', '.join(LIBRARIES)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import sys
 import types
 from collections.abc import Iterable
@@ -12,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from veriformer.properties.adapters.places import Beside, Place, is_of_a_library, location
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 from veriformer.properties.bench.pool import callable_subject
 from veriformer.properties.counterexamples.program import UnwritableError
-from veriformer.properties.counterexamples.source import Sources, is_installed
+from veriformer.properties.counterexamples.source import Sources
 from veriformer.properties.subject.subject import Subject
 
 _STAND_IN = """
@@ -30,12 +32,15 @@ except ImportError:  # not installed: a plain record takes its place, nothing el
     sys.modules["veriformer"].properties = sys.modules["veriformer.properties"] = record
 """.replace("FIELDS", repr(tuple(f.name for f in fields(Subject))))
 
+_BESIDE = """
+sys.meta_path.insert(0, {beside}({folder!r}, {own!r}))
+sys.path += {last!r}
+"""
+
 _FILE = """
-path = Path({path!r})
-sys.path.insert(0, str(path.parent))
-spec = importlib.util.spec_from_file_location({name!r}, path)
+spec = importlib.util.spec_from_file_location({name!r}, {path!r})
 user = importlib.util.module_from_spec(spec)
-sys.modules[{name!r}] = user
+sys.modules[spec.name] = user
 spec.loader.exec_module(user)
 """
 
@@ -53,7 +58,7 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
     """
     module, given, expression = _given(subject)
     if module is not None and _is_subject(given, subject):
-        lines = [_importing(module), f"subject = {expression}"]
+        lines = [_importing(module, sources), f"subject = {expression}"]
         for part in parts:
             value = getattr(subject, part)
             was_there = getattr(value, "__module__", None) != callable_subject.__module__
@@ -61,7 +66,7 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
         return "\n".join(lines)
     if given is not None:
         sources.know(given, expression)
-    lines = [] if module is None else [_importing(module)]
+    lines = [] if module is None else [_importing(module, sources)]
     for part in parts:
         value = getattr(subject, part)
         if part == "module":
@@ -132,8 +137,28 @@ def _is_the_same(value: object, subject: Subject) -> bool:
     return forward_is_same and value.build is subject.build and value.module is subject.module
 
 
-def _importing(module: types.ModuleType) -> str:
-    file = getattr(module, "__file__", None)
-    if is_installed(module) or file is None:
+def _importing(module: types.ModuleType, sources: Sources) -> str:
+    """Return source that imports a module as `user`: of a library by its name, a user's own from where it stands.
+
+    A file in no package gets a name that nobody else has, so that types.py or torch.py takes no other's place.
+    """
+    if is_of_a_library(module) or module.__name__.startswith("veriformer."):
         return f"import {module.__name__} as user"
-    return f"{_STAND_IN.strip()}\n{_FILE.format(path=str(Path(file).resolve()), name=Path(file).stem)}"
+    place = Place.of_module(module, location(module))
+    last = list(dict.fromkeys([str(place.folder), str(place.path.parent)]))
+    beside = sources.expression(Beside)
+    lines = [_STAND_IN.strip(), _BESIDE.format(beside=beside, folder=last[0], own=place.own, last=last).strip()]
+    if place.is_in_package and not place.is_taken:
+        return "\n".join([*lines, _by_name(place.name, sources)])
+    name = f"your_{place.alias.rpartition('_')[0]}"
+    lines.append(_FILE.format(name=name, path=str(place.top)).strip())
+    if place.inner:
+        lines.append(_by_name(".".join([name, *place.inner]), sources))
+    return "\n".join(lines)
+
+
+def _by_name(name: str, sources: Sources) -> str:
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+        return f"import {name} as user"
+    sources.imports.add("import importlib")
+    return f"user = importlib.import_module({name!r})"

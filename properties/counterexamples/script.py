@@ -140,7 +140,7 @@ class _EndError(Exception):
 
 def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bool:
     """Run a script here, with what stands there already, and tell whether it decides that the property is violated."""
-    path, modules = sys.path[:], dict(sys.modules)
+    path, finders, modules = sys.path[:], sys.meta_path[:], dict(sys.modules)
     try:
         guarded(_run, (text, given), {}, 2 * bench.settings.call_seconds)
     except SubjectError as problem:
@@ -148,7 +148,7 @@ def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bo
     except SubjectTimeoutError:
         return False
     finally:
-        sys.path[:] = path
+        sys.path[:], sys.meta_path[:] = path, finders
         for name in [n for n, module in sys.modules.items() if n not in modules and not is_installed(module)]:
             del sys.modules[name]  # the user's file, as the script has imported it
         sys.modules.update(modules)

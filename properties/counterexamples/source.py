@@ -6,18 +6,16 @@ import ast
 import functools
 import inspect
 import sys
-import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from veriformer.properties.adapters.places import is_of_a_library
 from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.program import UnwritableError
 
 _OURS = "veriformer.properties."
-_INSTALLED = {Path(folder).resolve() for name, folder in sysconfig.get_paths().items() if "lib" in name}
 
 
 class Sources:
@@ -114,8 +112,7 @@ def is_installed(module: types.ModuleType) -> bool:
     """Whether a script may import a module: not ours, nor what a person types or runs."""
     if module.__name__.startswith(_OURS) or module.__name__ == "__main__":
         return False
-    file = getattr(module, "__file__", None)
-    return "." in module.__name__ or file is None or any(p in _INSTALLED for p in Path(file).resolve().parents)
+    return "." in module.__name__ or is_of_a_library(module)
 
 
 def _names_read(tree: ast.AST) -> Iterator[str]:

@@ -115,35 +115,56 @@ class ReplayError(ValueError):
 
 
 class RecordedDraws:
-    """The choices of a recorded case, each checked against what the property allows."""
+    """The choices of a recorded case, each checked against what the property allows.
 
-    def __init__(self, recorded: Mapping[str, Any]) -> None:
+    A case is recorded up to its violation. A subject that does not violate it any more goes on from there, and what it
+    asks for then is drawn from a seed.
+    """
+
+    def __init__(self, recorded: Mapping[str, Any], seed: int = 0) -> None:
         self._recorded = recorded
+        self._unused = set(recorded)
+        self._beyond = RandomDraws(seed, {})
+
+    def _is_over(self, label: str) -> bool:
+        """Whether the record ends before this choice."""
+        if label in self._recorded:
+            return False
+        if self._unused:
+            raise ReplayError(f"the recorded case has no choice {label!r}; it was edited or made by another version")
+        return True
 
     def _get(self, label: str) -> Any:
-        if label not in self._recorded:
-            raise ReplayError(f"the recorded case has no choice {label!r}; it was edited or made by another version")
+        self._unused.discard(label)
         return self._recorded[label]
 
     def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
+        if self._is_over(label):
+            return self._beyond.integer(label, low, high)
         value = self._get(label)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ReplayError(f"the recorded {label} is {value!r}; it must be an integer in [{low}, {high}]")
         return value
 
     def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
+        if self._is_over(label):
+            return self._beyond.choice(label, options)
         value = self._get(label)
         if value not in options:
             raise ReplayError(f"the recorded {label} is {value!r}; it must be one of {list(options)}")
         return value
 
     def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
+        if self._is_over(label):
+            return self._beyond.permutation(label, size)
         value = self._get(label)
         if not isinstance(value, list) or sorted(value) != list(range(size)):
             raise ReplayError(f"the recorded {label} is {value!r}; it must order the numbers 0 to {size - 1}")
         return list(value)
 
     def text(self, label: str, alphabet: str, longest: int) -> str:  # noqa: D102
+        if self._is_over(label):
+            return self._beyond.text(label, alphabet, longest)
         value = self._get(label)
         allowed = isinstance(value, str) and len(value) <= longest and (not alphabet or set(value) <= set(alphabet))
         if not allowed:

@@ -16,13 +16,22 @@ from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.draws import Draws, HypothesisDraws, RandomDraws, RecordedDraws, RejectedError
+from veriformer.properties.engine.draws import (
+    Draws,
+    HypothesisDraws,
+    RandomDraws,
+    RecordedDraws,
+    RejectedError,
+    ReplayError,
+)
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.reproducible import alone
-from veriformer.properties.engine.violations import BudgetSpent, Violation
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
+
+_BEYOND = 20  # seeds tried for choices that a recorded case does not have: one in a few meets a premise
 
 
 @dataclass
@@ -67,13 +76,25 @@ class Search:
         return self._hypothesis(drawn, {})
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
-        """Judge one recorded case, on every path."""
+        """Judge one recorded case, on every path.
+
+        Raises:
+            ReplayError: the record is none of a case of this property.
+        """
         self._walks_all = True
-        try:
-            self._judge(RecordedDraws(choices))
-        except Exception as problem:
-            assert self.last is not None
-            return Found(self.last, problem)
+        for seed in range(_BEYOND):
+            try:
+                self._judge(RecordedDraws(choices, seed))
+            except ReplayError:
+                raise
+            except RejectedError:
+                continue  # of what the record does not say; another choice of it may meet the premise
+            except NotSpokenOfError as problem:
+                self.bench.tally.given_up.add(str(problem))
+            except Exception as problem:
+                assert self.last is not None
+                return Found(self.last, problem)
+            return None
         return None
 
     def _seed(self) -> int:

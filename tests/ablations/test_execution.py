@@ -108,6 +108,15 @@ def test_a_killed_worker_of_this_machine_loses_nothing(copies: None) -> None:
         assert process_of(executor) != dying.process
 
 
+def test_a_worker_that_dies_between_two_jobs_loses_nothing(copies: None) -> None:
+    wanted = jobs(2)
+    with local(1) as executor:
+        os.kill(process_of(executor), signal.SIGKILL)
+        while executor.pool.active:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        assert losses(executor, wanted) == losses_here(wanted)
+
+
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

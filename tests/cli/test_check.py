@@ -47,8 +47,8 @@ def test_replay_shows_the_failure_again_and_its_end(veriformer: Run, tmp_path: P
     assert "no longer violates" in veriformer("replay", str(record), status=0).stdout
     data = json.loads(record.read_text())
     record.write_text(json.dumps({**data, "choices": {**data["choices"], "T": "__import__('os')"}}))
-    edited = veriformer("replay", record.stem, status=2)
-    assert "the recorded T is \"__import__('os')\"; it must be one of" in edited.stdout
+    edited = veriformer("replay", record.stem, status=3)
+    assert "the recorded T is \"__import__('os')\"; it must be one of" in " ".join(edited.stderr.split())
     record.write_text(record.read_text()[:40])
     assert "is truncated or was edited" in veriformer("replay", record.stem, status=3).stderr
 
@@ -120,6 +120,23 @@ def test_wrong_words_get_one_sentence(veriformer: Run, arguments: list[str], sta
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_what_nothing_applies_to_gets_no_tick_but_the_reason(veriformer: Run, tmp_path: Path) -> None:
+    (tmp_path / "opt.py").write_text(
+        "from torch import nn\nfrom veriformer.properties import Subject\nnet = nn.Linear(4, 4)\n"
+        "mine = Subject(kind='parameter_groups', name='mine', module=net, forward=lambda m: [{'params': []}])\n"
+    )
+    for beside in ((), ("torch:softmax",)):
+        done = veriformer("check", "opt.py:mine", *beside, *QUICK, "--only", "softmax.axis", "--only", "schedule",
+                          "--out", "out", status=2)  # fmt: skip
+        again = veriformer("report", "out/report.json", status=2)
+        for told in (done.stdout, again.stdout):
+            assert told.startswith("- mine  nothing judged: the subject offers no build")
+            assert told.count("✓") == len(beside)
+    every = veriformer("check", "opt.py:mine", *QUICK, "--only", "softmax.axis", "-v", status=2).stdout
+    assert "- mine  nothing judged: no property of this run speaks of parameter_groups" in every
+    assert "    softmax.axis: speaks of softmax, not of parameter_groups" in every
 
 
 def test_a_hang_costs_a_timeout(veriformer: Run, tmp_path: Path) -> None:

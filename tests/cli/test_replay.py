@@ -9,14 +9,78 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from veriformer.cli.processes.asking import Pool
 from veriformer.cli.recorded import find_case, how_to_repeat, trusted
 from veriformer.reports.records import RecordError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": [], "call_seconds": 30.0, "named": []}
+CASE: dict[str, Any] = {
+    "schema": "veriformer-counterexample/1", "target": "torch:LayerNorm", "property": "norm.definition", "choices": {},
+    "settings": SETTINGS,
+}  # fmt: skip
+
+
+def _case(**changed: Any) -> str:
+    return json.dumps({**CASE, **changed})
+
+
+MALFORMED = {
+    "deep": ("[" * 100_000, "nests its data too deeply"),
+    "deep in an object": ('{"choices": ' + '{"a":' * 100_000, "nests its data too deeply"),
+    "a number of thousands of digits": ('{"a": ' + "9" * 5000 + "}", "is no whole record (ValueError"),
+    "NaN": (_case(settings={**SETTINGS, "call_seconds": float("nan")}), "holds nan, where a finite number is required"),
+    "infinite": (_case().replace("30.0", "1e999"), "holds inf, where a finite number is required"),
+    "null bytes": ("\0" * 100, "is truncated or was edited"),
+    "no text": (b"\xff\xfe\x00", "is truncated or was edited"),
+    "nothing": ("", "is truncated or was edited"),
+    "a list": ("[]", "holds list, where a JSON object is required"),
+    "a folder": (None, "there is no file"),
+    "another schema": (_case(schema="other/9"),
+                       "its 'schema' is 'other/9', where 'veriformer-counterexample/1' is required"),
+    "no schema": ("{}", "its 'schema' is None, where 'veriformer-counterexample/1' is required"),
+    "a huge seed": (_case(settings={**SETTINGS, "seed": 10**100}), "its setting 'seed' is 1000"),
+    "no seed": (_case(settings={**SETTINGS, "seed": True}), "its setting 'seed' is True"),
+    "a limit that is none": (_case(settings={**SETTINGS, "call_seconds": -1}), "its setting 'call_seconds' is -1"),
+    "a huge choice": (_case(choices={"T": 10**100}), "its choice 'T' is 1000"),
+    "nested choices": (_case(choices={"T": [[1]]}), "its choice 'T' is [[1]]; it must be a number, a word or a list"),
+    "a property of null bytes": (_case(property="\0"), "is not in this version's catalogue"),
+}  # fmt: skip
+
+
+def _write(content: str | bytes | None, path: Path) -> Path:
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_what_is_no_case_is_refused_in_one_sentence(name: str, veriformer: Run, tmp_path: Path) -> None:
+    content, told = MALFORMED[name]
+    _write(content, tmp_path / "sent.json")
+    assert told in " ".join(veriformer("replay", "sent.json", status=3).stderr.split())
+
+
+@pytest.mark.parametrize("name", ["deep", "deep in an object", "a number of thousands of digits", "infinite",
+                                  "null bytes", "no text", "nothing", "a list", "no schema"])  # fmt: skip
+def test_what_is_no_report_is_refused_in_one_sentence(name: str, veriformer: Run, tmp_path: Path) -> None:
+    _write(MALFORMED[name][0], tmp_path / "sent.json")
+    for command in ("report", "compare"):
+        assert len(re.findall("^Error:", veriformer(command, "sent.json", status=3).stderr, re.MULTILINE)) == 1
+        assert "Error:" in veriformer(command, str(tmp_path), status=3).stderr
+
+
+def test_a_name_that_no_system_has_is_refused(veriformer: Run) -> None:
+    for name in (f"{'x' * 5000}.json", "a\0b.json"):
+        assert "Error:" in veriformer("replay", name, status=3).stderr
 
 
 @pytest.fixture
@@ -68,11 +132,10 @@ def test_the_command_names_what_is_not_trusted_by_itself(folder: Path) -> None:
 def test_a_recorded_case_cannot_lead_from_a_library_to_a_file(veriformer: Run, tmp_path: Path) -> None:
     (tmp_path / "torch:").mkdir()
     (tmp_path / "x.py").write_text("open('ran', 'w').close()\nmine = 7\n", encoding="utf-8")
-    settings = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": [], "call_seconds": 30.0, "named": []}
-    case = {"target": "torch:/../x.py:mine", "property": "norm.definition", "choices": {}, "settings": {}}
+    case = {**CASE, "target": "torch:/../x.py:mine", "settings": {}}
     (tmp_path / "sent.json").write_text(json.dumps(case), encoding="utf-8")
     assert "its setting 'profile' is missing" in " ".join(veriformer("replay", "sent.json", status=3).stderr.split())
-    (tmp_path / "sent.json").write_text(json.dumps({**case, "settings": settings}), encoding="utf-8")
+    (tmp_path / "sent.json").write_text(json.dumps({**case, "settings": CASE["settings"]}), encoding="utf-8")
     done = veriformer("replay", "sent.json", status=3)
     assert "torch has no subject '/../x.py:mine'" in " ".join(done.stderr.split())
     assert not (tmp_path / "ran").exists()
@@ -95,3 +158,37 @@ def test_what_is_printed_works_as_it_is_printed(veriformer: Run, tmp_path: Path)
     _, *words = shlex.split(scripts[1])
     alone = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (alone.returncode, "-> violated" in alone.stdout) == (1, True), alone.stderr
+
+
+VACUOUS = """
+from veriformer.properties import Subject
+wrong = True
+mine = Subject(kind="softmax", forward=lambda m, x, dim=-1: x.softmax(0 if wrong else dim))
+"""
+
+
+def test_a_mended_subject_goes_on_where_its_record_ends(veriformer: Run, tmp_path: Path) -> None:
+    (tmp_path / "soft.py").write_text(VACUOUS, encoding="utf-8")
+    veriformer("check", "soft.py:mine", "--profile", "quick", "-n", "1", "--only", "softmax.axis", status=1)
+    (record,) = (tmp_path / ".veriformer").glob("*.json")
+    (tmp_path / "soft.py").write_text(VACUOUS.replace("True", "False"), encoding="utf-8")
+    assert "the recorded case no longer violates the property" in veriformer("replay", record.stem, status=0).stdout
+    data = json.loads(record.read_text(encoding="utf-8"))
+    label = next(iter(data["choices"]))
+    record.write_text(json.dumps({**data, "choices": {**data["choices"], label: "four"}}), encoding="utf-8")
+    assert f"the recorded {label} is 'four'" in " ".join(veriformer("replay", record.stem, status=3).stderr.split())
+
+
+def test_a_case_that_shows_nothing_is_no_end_of_the_violation(
+    veriformer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sent.json").write_text(json.dumps(CASE), encoding="utf-8")
+
+    def ask(pool: Pool, question: str, **arguments: Any) -> dict[str, Any]:
+        result = {"outcome": "VACUOUS", "reason": "its premise held 0 times in 1 examples: nothing was shown"}
+        return {"properties": []} if question == "describe" else {"result": result}
+
+    monkeypatch.setattr(Pool, "ask", ask)
+    done = veriformer("replay", "sent.json", status=2)
+    assert "norm.definition: VACUOUS its premise held 0 times" in done.stdout
+    assert "no longer violates" not in done.stdout

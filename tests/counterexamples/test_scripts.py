@@ -12,7 +12,7 @@ from scripts_run import HOLDS, VIOLATED, decision
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.judging.judge import Judge
-from veriformer.properties.targets import load
+from veriformer.properties.targets import at_home, load
 
 USERS = """
 import torch
@@ -61,7 +61,8 @@ FORMS = ("subject", "without_forward", "several[1]", "leaky", "makes_several[1]"
 def script_of(place: str, form: str) -> str:
     (subject,) = load(f"{place}:{form}")
     judge = Judge(subject.with_facts(causal=True), Settings(profile="quick"))
-    found = judge.judge(catalogue()["causality.first-token"]).counterexample
+    with at_home(subject.target):
+        found = judge.judge(catalogue()["causality.first-token"]).counterexample
     assert found is not None
     return found.script
 
@@ -101,6 +102,59 @@ def test_scripts_need_neither_this_package_nor_this_process(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", run, *map(str, paths)], capture_output=True, text=True, check=False)
     assert done.stdout.count("-> violated\n1\n") == len(paths), done.stdout + done.stderr
+
+
+PLACES = {
+    "types.py": "types.py:subject", "torch.py": "torch.py:subject", "tokenize.py": "tokenize.py:subject",
+    "my models.py": "my models.py:subject", "class.py": "class.py:subject",
+    "ours/layers/models.py": "ours/layers/models.py:subject", "ours/late.py": "ours.late:subject",
+    "ours/__init__.py": "ours/__init__.py:subject", "code/models.py": "code/models.py:subject",
+    "ours/my-models.py": "ours/my-models.py:subject", "bare/models.py": "bare.models:subject",
+}  # fmt: skip
+RUN = """
+import os, runpy, sys, torch
+sys.modules["veriformer"] = None
+for path in sys.argv[1:]:
+    if child := os.fork():
+        print(path, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        status = 99
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            status = int(end.code)
+        finally:
+            os._exit(status)
+"""
+
+
+def test_scripts_find_what_stands_beside_the_file_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts, offsets = [], []
+    for number, (file, target) in enumerate(PLACES.items()):
+        folder = tmp_path / f"p{number}"
+        (folder / file).parent.mkdir(parents=True)
+        for parent in [p for p in (folder / file).relative_to(folder).parents if p not in (Path(), Path("bare"))]:
+            (folder / parent / "__init__.py").touch()
+        in_package = "/" in file and not file.startswith("bare")
+        offsets.append((folder / file).parent / "offset.py")
+        offsets[-1].write_text("AHEAD = 1\n", encoding="utf-8")
+        where = ".offset" if in_package else "bare.offset" if "/" in file else "offset"
+        (folder / file).write_text(USERS.replace("AHEAD = 1", f"from {where} import AHEAD"), encoding="utf-8")
+        monkeypatch.chdir(folder)
+        place, _, form = target.partition(":")
+        script = script_of(place, form)
+        scripts.append(tmp_path / f"{number}.py")
+        scripts[-1].write_text(script, encoding="utf-8")
+    monkeypatch.chdir("/")
+    for offset, status in ((1, 1), (0, 0)):  # while it is wrong, and once it is mended
+        for path in offsets:
+            path.write_text(f"AHEAD = {offset}\n", encoding="utf-8")
+        command = [sys.executable, "-B", "-c", RUN, *map(str, scripts)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        ended = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines() if line.startswith(str(tmp_path)))
+        assert ended == {str(s): str(status) for s in scripts}, done.stdout + done.stderr
 
 
 def test_a_subject_of_a_library_is_made_of_the_library() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from veriformer.properties import pytest_plugin
+from veriformer.properties import Subject, parametrize, pytest_plugin
+from veriformer.properties.judging.catalogue import select
 
 PytestIn = Callable[..., str]
 
@@ -98,6 +100,48 @@ def test_subject_option_adds_items(pytest_in: PytestIn, tmp_path: Path) -> None:
     output = pytest_in("-q", "-n", "2", "--subject", "torch:softmax", "--subject-profile", "quick", "-rs")
     assert re.search(r"\d+ passed", output), output
     assert "failed" not in output
+
+
+MARKED = {
+    "softmax": lambda p: p.family == "softmax",
+    "core": lambda p: p.level == "core",
+    "not core and not extended": lambda p: False,
+    "softmax and extended": lambda p: p.family == "softmax" and p.level == "extended",
+}
+
+
+@pytest.mark.parametrize("chosen", MARKED)
+def test_level_and_family_are_marks(chosen: str, tmp_path: Path) -> None:
+    lines = ("import torch", "from veriformer.properties import parametrize",
+             'test_mine = parametrize(torch.softmax, kind="softmax")')  # fmt: skip
+    (tmp_path / "test_mine.py").write_text("\n".join(lines))
+    collected = _Collected()
+    arguments = ("--strict-markers", "--subject", "torch:softmax", "--collect-only", "-qq", "-m", chosen, "-c",
+                 os.devnull, "--rootdir", str(tmp_path), "--import-mode=importlib")  # fmt: skip
+    pytest.main([*arguments, str(tmp_path)], plugins=[collected])
+    wanted = [p.id for p in select() if "softmax" in p.kinds and MARKED[chosen](p)]
+    assert sorted(collected.names) == sorted(f"{form}[{i}]" for form in ("test_mine", "torch:softmax") for i in wanted)
+
+
+class _Collected:
+    """The names of the tests that are left once -m has chosen."""
+
+    names: list[str]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [item.name for item in session.items]
+
+
+def test_several_subjects_stand_in_one_list() -> None:
+    subjects = [Subject(kind="softmax", forward=torch.softmax, name=name) for name in ("first", "second")]
+    (rows,) = (mark.args[1] for mark in parametrize(subjects, profile="quick").pytestmark)
+    wanted = [p.id for p in select() if "softmax" in p.kinds]
+    assert [row.id for row in rows] == [f"{s.name}-{i}" for s in subjects for i in wanted]
+
+
+def test_every_family_has_its_mark(pytestconfig: pytest.Config) -> None:
+    marks = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
+    assert {mark for p in select() for mark in (p.level, p.family)} <= marks
 
 
 def test_a_target_that_is_not_there_is_a_wrong_option(request: pytest.FixtureRequest) -> None:

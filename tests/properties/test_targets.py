@@ -38,8 +38,8 @@ def test_a_word_is_read_in_one_way_and_given_back(word: str, parsed: Target) -> 
     assert str(parsed) == word
 
 
-@pytest.mark.parametrize("word", ["", "models", "torchh", "models.py"])
-def test_what_has_no_colon_is_no_target(word: str) -> None:
+@pytest.mark.parametrize("word", ["", "models", "torchh", "models.py", ":mine"])
+def test_what_names_no_place_is_no_target(word: str) -> None:
     with pytest.raises(TargetError, match=r"is no target; give package.module:attribute, path/file.py:attribute, or"):
         Target.parse(word)
 
@@ -62,3 +62,9 @@ def test_one_of_several_is_named_by_its_number(tmp_path: Path) -> None:
     assert load(f"{place}:single")[0].target == f"{place}:single"
     with pytest.raises(TargetError, match=r"several gives 2 subjects; there is no \[2\]: they are counted from 0"):
         load(f"{place}:several[2]")
+
+
+def test_the_one_of_several_that_is_no_subject_is_named(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(SEVERAL + "mixed = [single, 3]\n", encoding="utf-8")
+    with pytest.raises(TargetError, match=r"models\.py:mixed\[1\]: 'int' is not recognised"):
+        load(f"{tmp_path}/models.py:mixed")

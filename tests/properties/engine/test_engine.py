@@ -14,6 +14,7 @@ from broken_models import RIGHT, build_right, layer
 from veriformer.properties.bench import profiles
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.draws import ReplayError
 from veriformer.properties.engine.property import Property, holds
 from veriformer.properties.judging import judge as engine
 from veriformer.properties.judging.catalogue import in_dependency_order, named, select
@@ -112,9 +113,31 @@ def test_a_failure_is_shrunk_recorded_and_replays() -> None:
     again = judge.replay(prop(large_lengths_fail), result.counterexample.choices)
     assert again.counterexample is not None
     assert again.counterexample.id == result.counterexample.id
-    edited = judge.replay(prop(large_lengths_fail), {"config": 0, "T": 10**9})
-    assert edited.outcome == "ERROR"
-    assert "the recorded T is 1000000000" in edited.reason
+    with pytest.raises(ReplayError, match="the recorded T is 1000000000; it must be one of"):
+        judge.replay(prop(large_lengths_fail), {"config": 0, "T": 10**9})
+    with pytest.raises(ReplayError, match="the recorded case has no choice 'T'; it was edited"):
+        judge.replay(prop(large_lengths_fail), {"config": 0, "S": 7})
+
+
+def test_a_replay_goes_on_where_the_record_ends() -> None:
+    seen: list[list[int]] = []
+
+    def mended(case: Case) -> None:
+        length = case.length("T", high=20)
+        order = case.permutation("order", 7)
+        if order[0] == case.integer("first", 0, 6):
+            case.reject("the first one stays")
+        seen.append([length, *order, *map(ord, case.text("word")), case.flag("flag")])
+        case.witness()
+
+    judge = Judge(RIGHT, Settings(profile="quick"))
+    for _ in range(2):
+        assert judge.replay(prop(mended), {"config": 0, "T": 7}).outcome == "PASS"
+    assert judge.replay(prop(mended), {"config": 0, "T": 7, "order": [0, 1, 2, 3, 4, 5, 6]}).outcome == "PASS"
+    assert seen[0] == seen[1]
+    assert [row[0] for row in seen] == [7, 7, 7]
+    refused = judge.replay(prop(mended), {"config": 0, "T": 7, "order": [0, 1, 2, 3, 4, 5, 6], "first": 0})
+    assert (refused.outcome, refused.reason) == ("NOT_APPLICABLE", "every case was given up: the first one stays")
 
 
 def test_the_time_for_a_property_ends_it_honestly(monkeypatch: pytest.MonkeyPatch) -> None:
