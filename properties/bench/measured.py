@@ -14,7 +14,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.noise import relative_tolerance, sensitivity
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch
+from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch, is_widened
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import GAP, epsilon
@@ -35,11 +35,62 @@ def tolerance_of(bench: Workbench, built: Built) -> float:
     """Return the largest relative difference between equivalent evaluations that counts as rounding."""
 
     def measure() -> float:
+        if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
+            return tolerance_of(bench, single_of(bench, built))
         c = built.config
         longest = max(c.d_model, c.d_ff, c.max_len, 16)
         return relative_tolerance(_sensitivity(bench, built, epsilon(built.dtype)), built.dtype, longest)
 
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
+
+
+def single_of(bench: Workbench, built: Built) -> Built:
+    """Return the same model in float32."""
+    return bench.pool.get(built.config, torch.float32, raw=built.is_raw)
+
+
+def closed_form_tolerance(bench: Workbench, built: Built, *, autocast: bool = False) -> float:
+    """Return the relative difference from a closed form that no bound derived from dtypes alone can know of.
+
+    A constant that was made in float32 (a table, `torch.sqrt(torch.FloatTensor([d]))`) is wrong by up to u of float32
+    in float64 too: as if the data that it enters with were moved by as much, so that the tolerance of the float32 model
+    holds, whose data are moved by 2 u. Under autocast products are made in bfloat16, whatever dtype comes out.
+    """
+    if autocast:
+        return half_tolerance_of(bench, built)
+    if built.dtype == torch.float64 and has_narrow_constants(bench, built):
+        return tolerance_of(bench, single_of(bench, built))
+    return 0.0
+
+
+def has_narrow_constants(bench: Workbench, built: Built) -> bool:
+    """Whether in a float64 model numbers that were rounded to float32 take part: made in the forward, or buffers.
+
+    Asked at every size: the root of 4 is exact, that of 5 is not.
+    """
+    return _kept(bench, ("narrow constants", built.config), lambda: _has_narrow_constants(bench, built))
+
+
+def _has_narrow_constants(bench: Workbench, built: Built) -> bool:
+    if _keeps_narrow_constants(built.module):
+        return True
+    if not has_ordinary_inputs(bench.subject.kind):
+        return False
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+    try:
+        with NarrowingWatch() as watch, torch.no_grad():
+            bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
+    except SubjectError:
+        return False
+    return watch.has_narrow_constants
+
+
+def _keeps_narrow_constants(module: object) -> bool:
+    """Whether buffers and frozen parameters of a float64 model hold float32 numbers."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    fixed = (*module.buffers(), *(p for p in module.parameters() if not p.requires_grad))
+    return any(is_widened(value) for value in fixed if value.dtype == torch.float64 and value.numel())
 
 
 def half_tolerance_of(bench: Workbench, built: Built) -> float:

@@ -59,10 +59,10 @@ class Reading:
 def _layers(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yield each linear map as (name, weight `[out, in]`, bias)."""
     for name, part in module.named_modules():
-        weight = part._parameters.get("weight")
-        if weight is not None and weight.ndim == 2:
+        weight, bias = (getattr(part, kind, None) for kind in ("weight", "bias"))
+        if isinstance(weight, nn.Parameter) and weight.ndim == 2:
             transposed = type(part).__name__ == "Conv1D"
-            yield name, weight.T if transposed else weight, part._parameters.get("bias")
+            yield name, weight.T if transposed else weight, bias if isinstance(bias, nn.Parameter) else None
 
 
 def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.measured import half_tolerance_of, makes_choices, tolerance_of
+from veriformer.properties.bench.measured import closed_form_tolerance, half_tolerance_of, makes_choices, tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.calling import Calling
 from veriformer.properties.engine.violations import InfluenceMap, VacuousCheckError, Violation
+from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.paths import Path
 
 Cause = Callable[[], str | None]
@@ -91,7 +92,7 @@ class Case(Calling):
         _refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
         if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
             return  # rounding flips such picks: see `ChoiceWatch`
-        unit: float | Tensor = size_of(expected) if bound is None else bound
+        unit: float | Tensor = size_of(expected) if bound is None else self._at_least(bound, expected)
         limit = self.tolerance() if bound is None else 1.0
         self._on_record("close", got, expected, unit, limit)
         worst = worst_difference(got, expected, unit)
@@ -109,6 +110,14 @@ class Case(Calling):
                 cause=cause,
                 influence=influence,
             )
+
+    def _at_least(self, bound: float | Tensor, expected: Tensor) -> float | Tensor:
+        """Return a derived bound, or what is known to be rounded besides where that is more."""
+        if self._built is None or not has_ordinary_inputs(self.subject.kind):
+            return bound
+        known = closed_form_tolerance(self.bench, self._built, autocast=self._walking.autocast)
+        floor = known * size_of(expected)
+        return bound.clamp(min=floor) if isinstance(bound, Tensor) else max(bound, floor)
 
     def exact(
         self,

@@ -60,6 +60,14 @@ def _must_drop(case: Case, built: Built, inputs: Inputs) -> None:
         case.does_not_apply("building it with dropout=0.5 changes nothing in train mode")
 
 
+def _must_draw_nothing_else(case: Case, built: Built, inputs: Inputs) -> None:
+    """Stop where train mode is random without dropout too: the noise of a router, say, has no mean to keep."""
+    without = _made(case, 0.0, built)
+    first, second = (_call(case, without, inputs, training=True, seed=seed) for seed in (1, 2))
+    if not torch.equal(first, second):
+        case.does_not_apply("train mode is random without dropout too, so that the mean over masks says nothing")
+
+
 def _must_hand_on(case: Case, built: Built, without: Built, inputs: Inputs) -> None:
     """Stop where the rate that it is built with makes no difference: from the same seed the same is dropped."""
     outputs = [_call(case, model, inputs, training=True, seed=1) for model in (built, without)]
@@ -176,6 +184,7 @@ def the_mean_over_masks_is_the_output(case: Case) -> None:
     built = _made(case, rate)
     one = _inputs(case, built)
     _must_drop(case, built, one)
+    _must_draw_nothing_else(case, built, one)
     spread = Inputs([x[:1].expand(copies, *x.shape[1:]) for x in one.tensors], one.extras)
     got = _call(case, built, spread, training=True, seed=case.integer("mask", 0, 9)).double()
     single = Inputs([x[:1] for x in one.tensors], one.extras)
@@ -276,7 +285,12 @@ def the_backward_drops_the_same(case: Case) -> None:
         weight[:] = weight or [case.normal(*output.shape, dtype=torch.float64)]
         return (output * weight[0]).sum()
 
-    gradients = torch.autograd.grad(value(), leaves, allow_unused=True)
+    output = value()
+    built.module.train()  # as in the forward: what is checkpointed is computed again here
+    try:
+        gradients = torch.autograd.grad(output, leaves, allow_unused=True)
+    finally:
+        built.module.eval()
     zero, tried = torch.zeros((), dtype=torch.float64, device=case.bench.device), []
     for step in (1e-6, 1e-7, 1e-8):
         directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
