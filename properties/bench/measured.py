@@ -185,6 +185,29 @@ def _makes_choices(bench: Workbench, built: Built) -> bool:
     return watch.has_chosen
 
 
+def takes_ignored_labels(bench: Workbench, built: Built) -> bool:
+    """Whether a loss can be given labels that are not counted: declared, or seen to be taken.
+
+    One that gathers the label's logit raises at -100 by right where nobody said that there are such labels. On other
+    devices than the CPU an index out of bounds ends the process, so nothing is tried there.
+    """
+    if bench.subject.fact("ignore_index") is not None:
+        return True
+    return _kept(bench, ("ignored labels", built.config), lambda: _takes_ignored_labels(bench, built))
+
+
+def _takes_ignored_labels(bench: Workbench, built: Built) -> bool:
+    if bench.device.type != "cpu":
+        return False
+    try:
+        bench.forward(
+            built, torch.zeros(1, 3, built.config.vocab_size, dtype=built.dtype), torch.tensor([[0, -100, 1]])
+        )
+    except SubjectError:
+        return False
+    return True
+
+
 def is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
     """Whether train mode, without dropout, can be judged like eval mode: equal calls agree.
 

@@ -52,7 +52,7 @@ def sensitivity(
         size = size_of(base)
         twin = copy.deepcopy(module) if isinstance(module, nn.Module) and not is_ours else module
         worst = 0.0
-        with _restored(twin) as kept:
+        with restored(twin) as kept:
             for _ in range(2):
                 for parameter, value in kept:
                     parameter.data.copy_(nudged(value, generator, step))
@@ -62,7 +62,7 @@ def sensitivity(
 
 
 @contextmanager
-def _restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
+def restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
     """Hold the floating point parameters of a module with their values, and put these back to the bit.
 
     By `.data`, which leaves no trace in graphs that were recorded before: the values that they hold on to are back

@@ -72,6 +72,28 @@ def is_widened(value: Tensor) -> bool:
     return bool((narrow.double() == value)[value.isfinite()].all()) and is_rounded(narrow)
 
 
+_ROUNDINGS = ("round", "floor", "ceil", "trunc", "sign", "fake_quantize")
+
+
+class RoundingWatch(DispatchWatch):
+    """Notes every operation that turns numbers into steps while it is entered: quantisation.
+
+    Attributes:
+        seen: its name and the sum of what it got.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        given = next((v for v in args if isinstance(v, Tensor)), None)
+        if given is not None and given.is_floating_point() and name.startswith(_ROUNDINGS):
+            self.seen.append((name, float(given.double().sum())))
+        return func(*args, **(kwargs or {}))
+
+
 _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort")
 
 

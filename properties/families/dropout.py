@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.dropouts import DropoutWatch
@@ -292,8 +294,9 @@ def the_backward_drops_the_same(case: Case) -> None:
     finally:
         built.module.eval()
     zero, tried = torch.zeros((), dtype=torch.float64, device=case.bench.device), []
+    draw = Directions(case, built, [*(x.to(case.bench.device) for x in inputs.tensors), *inputs.extras], leaves)
     for step in (1e-6, 1e-7, 1e-8):
-        directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
+        directions = draw()
         claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
         quotient = _quotient(value, leaves, directions, step)
         tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=1.0), claimed, quotient))
@@ -302,7 +305,7 @@ def the_backward_drops_the_same(case: Case) -> None:
     error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(error < 1e-5, "with dropout the gradient is not the derivative of the output",
                  got=f"{claimed:.8g}", expected=f"{quotient:.8g}", error=error, tolerance=1e-5,
-                 cause=lambda: "the backward drops others than the forward did")  # fmt: skip
+                 cause=lambda: rounds_its_numbers(built, value) or "the backward drops others than the forward did")  # fmt: skip
     case.witness()
 
 

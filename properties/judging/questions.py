@@ -1,12 +1,14 @@
 """Questions: what was seen to break may be a defect or the design, and only the subject's author knows which.
 
-Two ways lead to one. A property breaks whose premise nobody declared: `Property.asks` names the fact that would take
-it back, and a fact that only a probe found never fails a model. Or a probe sees what would narrow what is judged (a
+Three ways lead to one. A property breaks whose premise nobody declared: `Property.asks` names the fact that would take
+it back, and a fact that only a probe found never fails a model. Its cause measured the value of a fact with which it
+would hold ("declare label_smoothing=0.1 if that is meant") and that is declared nowhere. Or a probe sees what would narrow what is judged (a
 prefix, a window, a decoder that does not tell orders apart): it uses it, and asks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,9 @@ from veriformer.properties.results import records as r
 from veriformer.properties.results.records import Result
 from veriformer.properties.subject.facts import FACTS
 from veriformer.properties.subject.subject import Subject
+
+_FITS = re.compile(r"\(declare (?P<declare>(?P<fact>\w+)=\S+) if that is meant\)")
+"""A cause that found the value of a fact with which the property would hold."""
 
 
 def with_questions(
@@ -38,6 +43,10 @@ def with_questions(
     if prop.asks and given.fact(prop.asks[0]) is None:
         name, value = prop.asks
         return _open(result, f"{result.reason}: a defect, or by design?", f"{name}={value!r}")
+    cause = result.counterexample.cause if result.counterexample else ""
+    fitting = _FITS.search(cause or "")
+    if fitting and given.fact(fitting["fact"]) is None:
+        return _open(result, f"{result.reason}: {cause[: fitting.start()].strip()}.", fitting["declare"])
     rests_on = next((name for name in prop.rests_on if name in seen), None)
     if rests_on is None:
         return result
