@@ -27,6 +27,7 @@ class Directions:
         self.places: list[Tensor] = case.apply(trained_places, case.caller(built, *args), *leaves) if embeds else []
 
     def __call__(self) -> list[Tensor]:
+        """Draw them."""
         directions = [self._case.normal(*leaf.shape, dtype=torch.float64) for leaf in self._leaves]
         if not self.places:
             return directions

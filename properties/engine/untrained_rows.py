@@ -41,8 +41,8 @@ class EmbeddingWatch(TorchFunctionMode):
 def trained_places(run: Callable[[], object], *leaves: Tensor) -> list[Tensor]:
     """Return, for each leaf, 1 where its gradient is to be the derivative and 0 where torch leaves it out.
 
-    `nn.Embedding(padding_idx=i)` gives row i no gradient, though the output depends on it; with `scale_grad_by_freq` the
-    gradient of a row is divided by how often it was read.
+    `nn.Embedding(padding_idx=i)` gives row i no gradient, though the output depends on it; with `scale_grad_by_freq`
+    the gradient of a row is divided by how often it was read.
 
     Args:
         run: calls the model.

@@ -305,8 +305,11 @@ def the_backward_drops_the_same(case: Case) -> None:
     error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(error < 1e-5, "with dropout the gradient is not the derivative of the output",
                  got=f"{claimed:.8g}", expected=f"{quotient:.8g}", error=error, tolerance=1e-5,
-                 cause=lambda: rounds_its_numbers(built, value) or "the backward drops others than the forward did")  # fmt: skip
+                 cause=lambda: rounds_its_numbers(built, value) or _OTHERS)  # fmt: skip
     case.witness()
+
+
+_OTHERS = "the backward drops others than the forward did"
 
 
 def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> Tensor:

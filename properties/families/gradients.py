@@ -175,7 +175,8 @@ def _moved(
 )
 def the_second_gradient_is_a_derivative(case: Case) -> None:
     """As for the first gradient, one order up. Fused kernels often refuse a second backward: an error is right, and so
-    is `once_differentiable`, even where the rest of the graph goes on; a wrong number is not. Piecewise linear subjects have a Hessian of zero, and the difference of gradients is zero as well.
+    is `once_differentiable`, even where the rest of the graph goes on; a wrong number is not. Piecewise linear subjects
+    have a Hessian of zero, and the difference of gradients is zero as well.
     """
     if torch.float64 not in judged_dtypes(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
@@ -250,10 +251,10 @@ def _nodes(output: Tensor) -> Iterator[Any]:
 
 def _hand_written(output: Tensor) -> str | None:
     """Name a backward in the graph that is written by hand: where it is not differentiable, torch cannot know."""
-    own = next((n for n in _nodes(output) if isinstance(n, BackwardCFunction)), None)
+    own = next((type(node).__name__ for node in _nodes(output) if isinstance(node, BackwardCFunction)), None)
     if own is None:
         return None
-    name = own.name().removesuffix("Backward")
+    name = own.removesuffix("Backward")
     return (
         f"the backward of {name} is written by hand, and the second gradient passes parts of it by "
         "(declare once_differentiable=True if that is meant)"

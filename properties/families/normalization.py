@@ -249,8 +249,8 @@ def a_constant_token_is_finite(case: Case) -> None:
 )
 def float16_does_not_overflow(case: Case) -> None:
     """A layer that refuses float16 with an error is right too. The formula as textbooks write it, in the dtype of its
-    input, overflows at a mean square of 6e4: activations of released models reach that, so whoever did not say for which
-    numbers the layer is meant is asked.
+    input, overflows at a mean square of 6e4: activations of released models reach that, so whoever did not say for
+    which numbers the layer is meant is asked.
     """
     built = case.built(dtype=torch.float16)
     x = _input(case, built, 1.0).sign() * case.choice("size", (2.0**9, 6e4))

@@ -2,8 +2,8 @@
 
 Three ways lead to one. A property breaks whose premise nobody declared: `Property.asks` names the fact that would take
 it back, and a fact that only a probe found never fails a model. Its cause measured the value of a fact with which it
-would hold ("declare label_smoothing=0.1 if that is meant") and that is declared nowhere. Or a probe sees what would narrow what is judged (a
-prefix, a window, a decoder that does not tell orders apart): it uses it, and asks.
+would hold ("declare label_smoothing=0.1 if that is meant") and that is declared nowhere. Or a probe sees what would
+narrow what is judged (a prefix, a window, a decoder that does not tell orders apart): it uses it, and asks.
 """
 
 from __future__ import annotations
