@@ -17,10 +17,11 @@ from veriformer.cli.recorded import how_to_repeat, write_cases
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import Report, Result, SubjectReport
+from veriformer.properties.results.records import Report, Result, SubjectReport, plain
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.terminal import print_failure, print_report
+from veriformer.reports.verdicts import shown_in_full
 
 NOTHING_JUDGED = 2
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -111,10 +112,9 @@ def check(
         console = Console(highlight=False, soft_wrap=True)
         print_report(console, record, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
         for subject in record["subjects"]:
-            for result in subject["results"]:
-                if result["outcome"] in ("FAIL", "OPEN") and result["counterexample"]:
-                    repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
-                    print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], **repeated)
+            for result in shown_in_full(subject):
+                repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
+                print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], **repeated)
     return 130 if run.interrupted else report.exit_status
 
 
@@ -192,13 +192,16 @@ class _Run:
             found[prop["id"]] = Task("judge", arguments, judged, lost, needs, seconds)
 
         def proven(answer: dict[str, Any]) -> None:
+            changed = {record["id"]: result_of(record) for record in answer["reconsidered"]}
+            part.results[:] = [changed.get(r.id, r) for r in part.results]
             part.power, part.never_walked = answer["power"], answer["never_walked"]
             advance()
 
         def power_of() -> dict[str, Any]:
             passed = [r.id for r in part.results if r.outcome == "PASS"]
             walked = sorted({path for r in part.results for path in r.paths})
-            return {"target": part.target, "props": passed, "walked": walked}
+            troubled = [plain(r) for r in part.results if r.outcome in ("FAIL", "OPEN")]
+            return {"target": part.target, "props": passed, "walked": walked, "troubled": troubled}
 
         every = list(found.values())
         return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]

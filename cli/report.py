@@ -52,6 +52,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     from veriformer.cli.recorded import how_to_repeat
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
+    from veriformer.reports.verdicts import shown_in_full
 
     if out is not None:
         for path in write_all(record, out):
@@ -63,9 +64,8 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
     print_report(console, record, {}, size)
     for subject in record["subjects"]:
-        for result in subject["results"]:
-            if result["outcome"] in ("FAIL", "OPEN") and result.get("counterexample"):
-                case = cases / f"{result['counterexample']['id']}.json"
-                repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
-                print_failure(console, result, "", subject["name"], **repeated)
+        for result in shown_in_full(subject):
+            case = cases / f"{result['counterexample']['id']}.json"
+            repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
+            print_failure(console, result, "", subject["name"], **repeated)
     return report_of(record).exit_status

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an "
-    "open question, `e` raised, `t` time was up, `b` blocked by another, `v` nothing was shown, `u` declared and holds; `–` none applies."
+    "open question, `e` raised, `t` time was up, `b` blocked by another, `v` nothing was shown, `u` declared and "
+    "holds; `–` none applies."
 )
 
 

@@ -48,12 +48,23 @@ def total(record: Mapping[str, Any]) -> str:
 
 
 def questions(subject: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return what is open on a subject, by the line that answers it if it is by design."""
+    """Return what is open on a subject, by the line that answers it if it is by design; first what names a cause."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for result in subject["results"]:
         if result["outcome"] == "OPEN":
             found.setdefault(result.get("declare", ""), []).append(result)
-    return found
+    return {line: sorted(asked, key=lambda r: not _cause(r)) for line, asked in found.items()}
+
+
+def _cause(result: Mapping[str, Any]) -> str:
+    return str((result.get("counterexample") or {}).get("cause", ""))
+
+
+def shown_in_full(subject: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the results whose case is printed: every failure, and the first that asks each question."""
+    leading = [asked[0] for asked in questions(subject).values()]
+    shown = [r for r in subject["results"] if r["outcome"] == "FAIL" or any(r is led for led in leading)]
+    return [r for r in shown if r.get("counterexample")]
 
 
 def is_void(record: Mapping[str, Any]) -> bool:

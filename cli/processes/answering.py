@@ -19,6 +19,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import plain
 from veriformer.properties.targets import load
 
@@ -98,10 +99,18 @@ class Answers:
         """Send known-broken models of these kinds through the engine."""
         return send(kinds, [catalogue()[p] for p in props], self.settings)
 
-    def power(self, target: str, props: Sequence[str], walked: Sequence[str]) -> dict[str, Any]:
-        """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked."""
+    def power(
+        self, target: str, props: Sequence[str], walked: Sequence[str], troubled: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked.
+
+        Of its failures and questions, `troubled`, found by several workers, those failures are given back that turn
+        out to be questions.
+        """
         judge = self._judge(target)
+        results = [result_of(record) for record in troubled]
         return {
+            "reconsidered": plain(judge.reconsider_all(results, [catalogue()[r.id] for r in results])),
             "power": judge.prove_power([catalogue()[p] for p in props]),
             "never_walked": judge.never_walked(walked),
         }

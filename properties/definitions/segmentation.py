@@ -35,29 +35,36 @@ def times_more(wanted: int, ids: Sequence[int], others: Sequence[int]) -> int:
     return list(ids).count(wanted) - list(others).count(wanted)
 
 
-def listed(words: Sequence[Sequence[str]]) -> list[list[str]]:
+def as_text(symbol: Any) -> Any:
+    """Return a symbol as text; bytes as one character each."""
+    return symbol.decode("latin-1") if isinstance(symbol, bytes) else symbol
+
+
+def listed(words: Sequence[Sequence[Any]]) -> list[list[str]]:
     """Return words as lists of symbols."""
-    return [list(word) for word in words]
+    return [[as_text(bytes([s]) if isinstance(s, int) else s) for s in word] for word in words]
 
 
 def as_dict(table: Any) -> dict[str, Any]:
     """Return a table as a dict."""
-    return dict(table)
+    return {as_text(piece): value for piece, value in dict(table).items()}
 
 
-def as_pairs(merges: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+def as_pairs(merges: Iterable[Sequence[Any]]) -> list[tuple[str, ...]]:
     """Return merges as tuples."""
-    return [tuple(pair) for pair in merges]
+    return [tuple(as_text(symbol) for symbol in pair) for pair in merges]
 
 
-def merged_ids(words: list[list[str]], merges: Sequence[Sequence[str]], vocabulary: Mapping[str, int]) -> list[int]:
+def merged_ids(
+    words: list[list[str]], merges: Sequence[Sequence[str]], vocabulary: Mapping[str, int], unknown: int = -1
+) -> list[int]:
     """Apply every merge, the first learnt first, wherever it fits: the definition, without a priority queue."""
     ids = []
     for symbols in words:
         for pair in merges:
             if len(symbols) > 1 and pair[0] in symbols:
                 symbols = joined(symbols, tuple(pair))
-        ids += [vocabulary.get(symbol, -1) for symbol in symbols]
+        ids += [vocabulary.get(symbol, unknown) for symbol in symbols]
     return ids
 
 
@@ -94,8 +101,12 @@ def rare_merge(words: list[list[str]], merges: Sequence[Sequence[str]]) -> tuple
 
 
 def longest_pieces(words: list[list[str]], vocabulary: Mapping[str, int], unknown: int) -> list[int]:
-    """Cut every word greedily: the longest piece that fits, again and again, or it is unknown."""
-    return [i for word in words for i in _greedy("".join(word), vocabulary, unknown)]
+    """Cut every word greedily: the longest piece that fits, again and again, or it is unknown.
+
+    Symbols inside of a word may bear the mark of a continuation already.
+    """
+    plain = ["".join([*word[:1], *(symbol.removeprefix("##") for symbol in word[1:])]) for word in words]
+    return [i for word in plain for i in _greedy(word, vocabulary, unknown)]
 
 
 def _greedy(word: str, vocabulary: Mapping[str, int], unknown: int) -> list[int]:

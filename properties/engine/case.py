@@ -71,6 +71,7 @@ class Case(Calling):
         constants_allowed: bool = False,
         cause: Cause | None = None,
         influence: Callable[[], InfluenceMap | None] | None = None,
+        asks: tuple[str, Any] | None = None,
     ) -> None:
         """Require two tensors to agree up to rounding.
 
@@ -83,6 +84,7 @@ class Case(Calling):
             constants_allowed: the claim may be about constants (a row of zeros).
             cause: gives the likely cause, measured; asked once, on the smallest failing case.
             influence: gives an influence map; asked likewise.
+            asks: `(fact, value)`: what to declare if a difference is by design; undeclared, one is a question.
 
         Raises:
             Violation: they do not.
@@ -109,6 +111,7 @@ class Case(Calling):
                 path=self.path,
                 cause=cause,
                 influence=influence,
+                asks=asks,
             )
 
     def _at_least(self, bound: float | Tensor, expected: Tensor) -> float | Tensor:
@@ -147,7 +150,15 @@ class Case(Calling):
                 influence=influence,
             )
 
-    def differs(self, got: Tensor, other: Tensor, what: str, *, cause: Cause | None = None) -> None:
+    def differs(
+        self,
+        got: Tensor,
+        other: Tensor,
+        what: str,
+        *,
+        cause: Cause | None = None,
+        asks: tuple[str, Any] | None = None,
+    ) -> None:
         """Require that two tensors differ beyond rounding: the other side of a two-sided property.
 
         In half precision and under autocast one unit in the last place suffices: float32 and float64 show the rest.
@@ -165,6 +176,7 @@ class Case(Calling):
                 index=worst.index,
                 path=self.path,
                 cause=cause,
+                asks=asks,
             )
 
     def finite(self, value: Tensor, what: str) -> None:
@@ -184,6 +196,7 @@ class Case(Calling):
         tolerance: float = 0.0,
         cause: Cause | None = None,
         influence: Callable[[], InfluenceMap | None] | None = None,
+        asks: tuple[str, Any] | None = None,
     ) -> None:
         """Require a condition; `got` and `expected` say in words what it was about.
 
@@ -196,6 +209,7 @@ class Case(Calling):
             tolerance: in the same unit.
             cause: gives the likely cause, measured.
             influence: gives an influence map.
+            asks: `(fact, value)`: what to declare if that is by design; undeclared, it is a question.
 
         Raises:
             Violation: it does not hold.
@@ -211,6 +225,7 @@ class Case(Calling):
                 path=self.path,
                 cause=cause,
                 influence=influence,
+                asks=asks,
             )
 
     def equal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Violation(Exception):  # noqa: N818 - a violation is the finding, not an e
         path: the way the subject was called (`mask=ones mode=no_grad`), if the property walks paths.
         influence: callable giving a T x T influence map; called once, on the smallest case.
         cause: callable giving the measured likely cause or None; called once, on the smallest case.
+        asks: `(fact, value)`: where the fact is not declared this is a question, and that value its answer.
     """
 
     headline: str
@@ -44,6 +46,7 @@ class Violation(Exception):  # noqa: N818 - a violation is the finding, not an e
     path: str = ""
     influence: Callable[[], InfluenceMap | None] | None = field(default=None, repr=False)
     cause: Callable[[], str | None] | None = field(default=None, repr=False)
+    asks: tuple[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.headline

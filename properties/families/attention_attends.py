@@ -65,9 +65,11 @@ def _mixes(case: Case, stream: Stream, x: Tensor, moved: list[Tensor], before: T
         others = stream.other(queries)
         alone, own, both = after[0], *(case.call(stream.built, others, memory) for memory in (x, moved[0]))
     else:
-        together = moved[0].clone()
+        others = stream.other(x)
+        elsewhere, together = others.clone(), others.clone()
+        elsewhere[:, last] = x[:, last]
         together[:, last] = moved[last][:, last]
-        alone, own, both = after[0], after[last], stream(together)
+        alone, own, both = stream(elsewhere), after[last], stream(together)
     case.differs(
         (both - own)[:, -1], (alone - before)[:, -1],
         "what an output takes from other positions does not depend on its own content: a fixed mixture, no attention",

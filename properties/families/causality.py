@@ -195,6 +195,8 @@ def _without_chance(stream: Stream, influence: Tensor, allowed: Tensor, path: Pa
 
 
 def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path: Path) -> None:
+    if case.subject.fact("sparse"):
+        return
     missing = (influence == 0) & allowed
     case.require(
         ~missing.any(),
@@ -203,6 +205,7 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
         expected="some influence at each of them",
         cause=lambda: _Map(case, stream, path).gap() or gap_cause(influence, allowed),
         influence=_Map(case, stream, path),
+        asks=("sparse", True),
     )
 
 
@@ -321,7 +324,7 @@ def the_window_has_the_declared_width(case: Case) -> None:
     formula="d f(x)_t / d x_s != 0 for some s > t",
     source="The inverse of the causal properties: a declared fact is verified, not believed.",
     kinds=PER_POSITION,
-    unless=needs_fact("causal", False),
+    unless=(needs_fact("causal", False), excludes_fact("prefix")),
     catches=("CM17",),
 )
 def a_bidirectional_subject_sees_the_future(case: Case) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_mask
+from veriformer.properties.engine.premises import excludes_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
 from veriformer.properties.subject.paths import Path
@@ -216,7 +216,7 @@ def a_mask_of_ones_is_no_mask(case: Case) -> None:
     formula="f(x, mask) != f(x, mask') where the masks differ",
     source="The other side of padding.content-irrelevant: a mask that is too strict, or not read at all.",
     kinds=SEQUENCES,
-    unless=_PADDING,
+    unless=(_PADDING, excludes_fact("sparse")),
     catches=("PM11", "PM14", "CM17"),
 )
 def masking_a_position_matters(case: Case) -> None:
@@ -243,12 +243,14 @@ def masking_a_position_matters(case: Case) -> None:
                 partly[:, others] if stream.per_position else partly,
                 whole[:, others] if stream.per_position else whole,
                 "hiding a real position under the mask changes no output elsewhere: the mask is not read",
+                asks=("sparse", True),
             )
         moved = stream(changed, hidden, path=path)
         case.differs(
             moved[:, watched] if stream.per_position else moved,
             partly[:, watched] if stream.per_position else partly,
             "replacing inputs that the mask leaves visible changes nothing: the mask hides too much",
+            asks=("sparse", True),
         )
     case.witness()
 

@@ -115,10 +115,12 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
 )
 def pooling_forgets_order(case: Case) -> None:
     """Mean, max and weighted pooling are symmetric; a class token attends to a set."""
-    length = case.length("T", low=2)
+    ends = int(case.subject.fact("pooling") not in ("mean", "max", "weighted", "cls"))  # what is pooled may be an end
+    length = case.length("T", low=2 + 2 * ends)
     stream = Stream(case, case.built())
     x = stream.draw(2, length)
-    order = _order(case, length)
+    order = [ends + place for place in _order(case, length - 2 * ends)]
+    order = [0, *order, length - 1] if ends else order
     mask = _mask(case, x)
     for path in case.paths(masks=("none",)):
         case.close(
@@ -137,14 +139,18 @@ def _has_positions(subject: Subject) -> str | None:
     return "the subject declares no positions" if positions == "none" else None
 
 
+_has_positions.rests_on = "positions"  # type: ignore[attr-defined]
+
+
 @holds(
     "permutation.broken-by-positions",
     statement="A subject with positions is not permutation equivariant.",
     formula="f(P X) != P f(X) for some P",
     source="The inverse of equivariance: a declared fact is verified, not believed.",
     kinds=(*PER_POSITION, "classifier"),
-    unless=_has_positions,
+    unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07",),
+    asks=("sparse", True),
 )
 def positions_break_the_symmetry(case: Case) -> None:
     """Positions exist to tell orders apart. Tokens all differ, so that a permutation is one; ALiBi with symmetric
@@ -176,8 +182,9 @@ def _distinct(case: Case, stream: Stream, length: int) -> Tensor:
     formula="f(P X)_t != f(X)_t for some t that P leaves in place",
     source="Course notes, section 3.2: without order information a sentence is a bag of words.",
     kinds=(*PER_POSITION, "classifier"),
-    unless=_has_positions,
+    unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07", "RP05"),
+    asks=("sparse", True),
 )
 def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     """Another position, or the pooled output, tells the two orders apart. In a causal model a later position sees it.

@@ -207,7 +207,10 @@ def _frequency_cause(angles: Tensor, turned: int, base: float, bound: float) -> 
         return f"all angles are {float(ratio[0]):.4g} times too large: positions are scaled"
     if len(measured) > 1 and 0 < float(measured[1]) < 1:
         used = float(measured[1]) ** (-turned / 2)
-        return f"the second frequency belongs to base {used:.6g} instead of {base:g}"
+        told = f"the second frequency belongs to base {used:.6g} instead of {base:g}"
+        exactly = used if len(measured) < 3 else float(measured[-1]) ** (-turned / (2 * (len(measured) - 1)))
+        same = abs(exactly / used - 1) < 1e-3 and used > 1
+        return f"{told}: declare base={used:.6g} if that is meant" if same and f"{used:.6g}" != f"{base:g}" else told
     return None
 
 

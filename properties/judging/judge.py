@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
@@ -16,12 +16,12 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.search import Search
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
-from veriformer.properties.judging.questions import with_questions
+from veriformer.properties.judging.questions import answered_by, suggested, with_questions
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
 from veriformer.properties.probes.probe import Seen, identify, probe
-from veriformer.properties.results.records import FAIL, PASS, Result
+from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
 from veriformer.properties.subject.asking import LENIENT, facts_asked_for
 from veriformer.properties.subject.subject import Subject
 
@@ -49,6 +49,7 @@ class Judge:
         self._preflight: Preflight | None = None
         self._seen = Seen()
         self._verified: set[str] = set()
+        self._suggested: dict[str, Any] = {}
         self._outcomes: dict[str, str] = {}
 
     def judge(self, prop: Property) -> Result:
@@ -108,7 +109,7 @@ class Judge:
             self._bench.tally = Tally()
             found = Search(prop, self._bench).replay(choices)
             result = outcomes.of(prop, self._bench.tally, found)
-            return with_questions(result, prop, self.subject, self._seen.facts, {})
+            return with_questions(result, prop, self._seen.facts, {})
 
     @property
     def probed(self) -> list[str]:
@@ -144,7 +145,35 @@ class Judge:
             self._verified |= set(prop.rests_on) | (asked - LENIENT)
         if self.is_brief:
             return result
-        return with_questions(result, prop, self.subject, self._seen.facts, self._seen.questions)
+        return self._weighed(prop, with_questions(result, prop, self._seen.facts, self._seen.questions))
+
+    def _weighed(self, prop: Property, result: Result) -> Result:
+        """Turn a failure into a question, if a fact that it or another one suggests takes it back."""
+        self._suggested |= {k: v for k, v in suggested(result).items() if self.subject.fact(k) is None}
+        return self.reconsider(prop, result, self._suggested) if result.outcome == FAIL else result
+
+    def reconsider_all(self, results: Sequence[Result], properties: Sequence[Property]) -> list[Result]:
+        """Weigh the failures again, now that all that they suggest is known; returns those that became questions."""
+        known = {p.id: p for p in properties}
+        suggestions: dict[str, Any] = {}
+        for result in results:
+            suggestions |= {k: v for k, v in suggested(result).items() if self.subject.fact(k) is None}
+        failures = [r for r in results if r.outcome == FAIL and r.id in known] if suggestions else []
+        with isolated(self.subject.module):
+            if self._prepare().error or self._bench is None:
+                return []
+            return [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
+
+    def reconsider(self, prop: Property, result: Result, suggestions: Mapping[str, Any]) -> Result:
+        """Return a failure as a question, if it does not occur with one of the facts that are suggested."""
+        assert self._bench is not None
+        for fact, value in suggestions.items():
+            if self.subject.fact(fact) is not None:
+                continue
+            other = Judge(self._bench.subject.with_facts(**{fact: value}), self.settings, is_brief=True, twin=self)
+            if other.judge(prop).outcome in (PASS, NOT_APPLICABLE):
+                return answered_by(result, fact, value)
+        return result
 
     def _prepare(self) -> Preflight:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""

@@ -85,6 +85,8 @@ def of(prop: Property, tally: Tally, found: Found | None) -> Result:
     elif isinstance(found.problem, Violation):
         result.outcome, result.reason = r.FAIL, found.problem.headline
         result.counterexample = counterexample(prop, found.case, found.problem)
+        asks = found.problem.asks or prop.asks
+        result.declare = f"{asks[0]}={asks[1]!r}" if asks and found.case.bench.subject.fact(asks[0]) is None else ""
         result.error, result.tolerance = found.problem.error, found.problem.tolerance
     else:
         result.outcome, result.reason = _of_problem(found.problem)

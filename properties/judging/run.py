@@ -47,6 +47,7 @@ def judge_subject(
         part.results.append(result := judge.judge(prop))
         if on_result is not None:
             on_result(subject, result)
+    judge.reconsider_all(part.results, properties)
     part.probed = judge.probed
     part.believed = believed(subject.declares, judge.verified)
     part.power = judge.prove_power(properties)

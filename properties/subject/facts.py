@@ -69,6 +69,7 @@ FACTS: Mapping[str, Fact] = {
         _flag("causal", "output t depends on inputs 0..t alone"),
         _one_of("positions", POSITIONS, "how order enters; 'other' for a kind that has no name here"),
         _size("window", "sliding window: output t sees inputs t - window + 1 .. t"),
+        _flag("sparse", "not all that could be seen is, by design: blocks, dilated or shifted windows, documents"),
         _count("sink_tokens", "first tokens that every query of a sliding window sees besides"),
         _size("prefix", "prefix-LM: the first `prefix` positions see one another both ways"),
         Fact(
@@ -113,6 +114,7 @@ FACTS: Mapping[str, Fact] = {
         _flag("quantised", "values are rounded to few bits on purpose, their gradients passed through"),
         _flag("embedding_scale", "token embeddings are multiplied by sqrt(d_model)"),
         _one_of("pooling", ("cls", "mean", "max", "weighted", "last", "none", "other"), "how a sequence is pooled"),
+        _flag("reorders_mask", "with its samples a cache reorders the padding mask (default); else the caller does"),
         _one_of("padding_side", ("right", "left", "both"), "sides on which padding is supported"),
         _one_of("layout", ("interleaved", "halves"), "channel order of sines and cosines or of rotary pairs"),
         Fact(
