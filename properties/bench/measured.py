@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.noise import relative_tolerance, sensitivity
+from veriformer.properties.bench.noise import allowance, relative_tolerance, sensitivity
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch, is_widened
 from veriformer.properties.bench.workbench import Workbench
@@ -37,11 +37,35 @@ def tolerance_of(bench: Workbench, built: Built) -> float:
     def measure() -> float:
         if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
             return tolerance_of(bench, single_of(bench, built))
-        c = built.config
-        longest = max(c.d_model, c.d_ff, c.max_len, 16)
-        return relative_tolerance(_sensitivity(bench, built, epsilon(built.dtype)), built.dtype, longest)
+        return relative_tolerance(_floor(bench, built), built.dtype, _longest(built))
 
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
+
+
+def _longest(built: Built) -> int:
+    c = built.config
+    return max(c.d_model, c.d_ff, c.max_len, 16)
+
+
+def _floor(bench: Workbench, built: Built) -> float:
+    """Return how far moves by one unit in the last place move the output."""
+
+    def measure() -> float:
+        return _sensitivity(bench, built, epsilon(built.dtype))
+
+    return _kept(bench, ("floor", built.config, built.dtype), measure)
+
+
+def is_swamped(bench: Workbench, built: Built) -> bool:
+    """Whether rounding alone may move the output further than `GAP`, and float64 is there to judge in instead.
+
+    Twelve layers with sharp softmaxes amplify a thousandfold: no difference in float32 says anything then. In half
+    precision most models come near the cap with their allowance; there the plain move by one unit must pass it.
+    """
+    if built.dtype == torch.float64 or not computes_in_float64(bench):
+        return False
+    floor, is_half = _floor(bench, built), built.dtype in (torch.bfloat16, torch.float16)
+    return (floor if is_half else allowance(floor, built.dtype, _longest(built))) > GAP[built.dtype]
 
 
 def single_of(bench: Workbench, built: Built) -> Built:

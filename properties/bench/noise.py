@@ -77,7 +77,7 @@ def restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
             parameter.data.copy_(value)
 
 
-def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
+def allowance(floor: float, dtype: torch.dtype, longest: int) -> float:
     """Turn the measured sensitivity to one-epsilon moves into a tolerance for two evaluation orders.
 
     A backward stable computation is the exact one at data moved by at most LAMBDA sqrt(n) u, n the
@@ -85,7 +85,12 @@ def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
     `floor`, so two evaluations differ by at most 2 * LAMBDA sqrt(n) / 2 * floor. Products of half-precision
     tensors are accumulated in float32, so n does not enter there: what remains are the roundings of the tensors
     themselves, one move a side, and as much again for the tensors between. Never below 16 eps (outputs
-    that happen to be insensitive), never above `GAP` (so a chaotic subject cannot buy itself leniency).
+    that happen to be insensitive).
     """
     factor = 4.0 if dtype in (torch.bfloat16, torch.float16) else LAMBDA * longest**0.5
-    return min(max(factor * floor, 16 * epsilon(dtype)), GAP[dtype])
+    return max(factor * floor, 16 * epsilon(dtype))
+
+
+def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
+    """Return the allowance, at most `GAP`: a chaotic subject cannot buy itself leniency."""
+    return min(allowance(floor, dtype, longest), GAP[dtype])

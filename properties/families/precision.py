@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.compiling import why_not_compiled
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, makes_choices, tolerance_of
+from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, is_swamped, makes_choices, tolerance_of
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
@@ -56,6 +56,8 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
             case.witness()
             return
         raise
+    if is_swamped(case.bench, low):
+        case.reject("it amplifies rounding beyond what this dtype can show")
     wide = replace(case.copy_of(low), dtype=torch.float64)
     case.apply(_widen, wide.module)
     try:
@@ -109,6 +111,8 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     built = case.built(dtype=torch.float32)
     if makes_choices(case.bench, built):
         case.does_not_apply("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
+    if is_swamped(case.bench, case.bench.pool.get(built.config, torch.bfloat16)):
+        case.does_not_apply("it amplifies rounding beyond what bfloat16 can show")
     inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     given: dict[str, Any] = {}
