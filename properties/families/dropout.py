@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.isolation import reseed
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
@@ -17,7 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.probes.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary
 from veriformer.properties.subject.paths import Path
@@ -149,7 +149,9 @@ def _stuck(again: list[Tensor]) -> str | None:
     examples_factor=0.5,
 )
 def no_rate_no_dropout(case: Case) -> None:
-    """Speaks of models that hand `dropout` on; what still differs is a rate written into the code."""
+    """Speaks of models that hand `dropout` on; what still differs is a rate written into the code. Noise that is added
+    in train mode (a router's, say) is no dropout: it makes no mask that eval mode does not make.
+    """
     half = _made(case, 0.5)
     if any(rate > 0 for _, _, rate in drop_paths(half.module)):
         case.does_not_apply("stochastic depth acts in train mode, whatever the rate of dropout")
@@ -157,9 +159,24 @@ def no_rate_no_dropout(case: Case) -> None:
     _must_hand_on(case, half, built, inputs)
     expected = _call(case, built, inputs, training=False)
     got = _call(case, built, inputs, training=True)
+    if _adds_noise(case, built, inputs):
+        case.does_not_apply("train mode adds noise, which is no dropout")
     case.close(got, expected, "train mode with dropout=0 is not eval mode",
                cause=lambda: _hard_coded(case, built, inputs))  # fmt: skip
     case.witness()
+
+
+def _adds_noise(case: Case, built: Built, inputs: Inputs) -> bool:
+    """Whether train mode is random and yet makes no more masks than eval mode."""
+    first, second = (_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2))
+    if torch.equal(first, second):
+        return False
+    counts = []
+    for training in (True, False):
+        with MaskWatch() as watch:
+            _call(case, built, inputs, training=training)
+        counts.append(watch.count)
+    return counts[0] == counts[1]
 
 
 def _hard_coded(case: Case, built: Built, inputs: Inputs) -> str | None:
@@ -269,7 +286,7 @@ def the_backward_drops_the_same(case: Case) -> None:
     """The gradient of the parameters, with the generator set to one seed before each call. Steps get smaller where a
     kink lies between, as in gradients.gradcheck.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(replace(case.config(), dropout=0.5), torch.float64)
     if not isinstance(built.module, nn.Module):

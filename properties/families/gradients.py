@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from veriformer.properties.bench.isolation import reseed
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
@@ -79,7 +79,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     rounding. A kink (ReLU, maximum) between x - h v and x + h v shows once in a great while: then another direction
     is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
@@ -178,7 +178,7 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     is `once_differentiable`, even where the rest of the graph goes on; a wrong number is not. Piecewise linear subjects
     have a Hessian of zero, and the difference of gradients is zero as well.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -146,7 +147,9 @@ def nothing_is_left_behind(case: Case) -> None:
     twins: list[tuple[str, nn.Module]] = [("deepcopy", case.copy_of(built).module)]
     wide = torch.float64 if torch.float64 in judged_dtypes(case.bench) else built.dtype
     moved = case.copy_of(built).module
-    case.apply(move, moved, wide, built.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own: copied ScriptModules are looked at for a gradient
+        case.apply(move, moved, wide, built.dtype)
     twins.append(("moving to another dtype and back", moved))
     if case.subject.build is not None:
         other = _is_module(case, case.built(dtype=built.dtype, raw=True, fresh=True))
@@ -341,6 +344,8 @@ def published_sizes_give_published_counts(case: Case) -> None:
     assert case.subject.build is not None
     with torch.device("meta"):
         module = case.bench.call(case.subject.build, config)
+    if not isinstance(module, nn.Module):
+        case.does_not_apply("it is no torch module")
     wanted, got = total(expected_count(case.subject, config)), case.apply(count, module)
     case.equal(
         got,
