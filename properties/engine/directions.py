@@ -23,8 +23,10 @@ class Directions:
     def __init__(self, case: Case, built: Built, args: list[Any], leaves: Sequence[Tensor]) -> None:
         self._case = case
         self._leaves = leaves
+        tokens = [x for x in args if isinstance(x, Tensor) and not x.is_floating_point()]
         embeds = case.subject.takes_tokens and isinstance(built.module, nn.Module)
-        self.places: list[Tensor] = case.apply(trained_places, case.caller(built, *args), *leaves) if embeds else []
+        run = case.caller(built, *args)
+        self.places: list[Tensor] = case.apply(trained_places, run, tokens, *leaves) if embeds else []
 
     def __call__(self) -> list[Tensor]:
         """Draw them."""
