@@ -46,7 +46,10 @@ def first_line(problem: BaseException) -> str:
     >>> first_line(ValueError(""))
     'no message'
     """
-    return (str(problem).strip() or "no message").splitlines()[0][:300]
+    lines = (str(problem).strip() or "no message").splitlines()
+    if "TorchScript interpreter" in lines[0]:  # what was raised stands below the trace
+        lines = [line for line in lines if line.startswith("RuntimeError: ")] or lines
+    return lines[0][:300]
 
 
 def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.noise import relative_tolerance, sensitivity
+from veriformer.properties.bench.noise import allowance, relative_tolerance, sensitivity
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch
+from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch, is_widened
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import GAP, epsilon
@@ -35,11 +35,93 @@ def tolerance_of(bench: Workbench, built: Built) -> float:
     """Return the largest relative difference between equivalent evaluations that counts as rounding."""
 
     def measure() -> float:
-        c = built.config
-        longest = max(c.d_model, c.d_ff, c.max_len, 16)
-        return relative_tolerance(_sensitivity(bench, built, epsilon(built.dtype)), built.dtype, longest)
+        if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
+            return tolerance_of(bench, single_of(bench, built))
+        return relative_tolerance(_floor(bench, built), built.dtype, _longest(built))
 
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
+
+
+def _longest(built: Built) -> int:
+    c = built.config
+    return max(c.d_model, c.d_ff, c.max_len, 16)
+
+
+def _floor(bench: Workbench, built: Built) -> float:
+    """Return how far moves by one unit in the last place move the output."""
+
+    def measure() -> float:
+        unit = epsilon(built.dtype)
+        floor = _sensitivity(bench, built, unit)
+        single = torch.float32
+        if (
+            allowance(floor / unit * epsilon(single), single, _longest(built)) > GAP[single]
+        ):  # so much varies from input to input
+            floor = max(floor, *(_sensitivity(bench, built, unit, seed) for seed in range(2, 6)))
+        return floor
+
+    return _kept(bench, ("floor", built.config, built.dtype), measure)
+
+
+def is_swamped(bench: Workbench, built: Built) -> bool:
+    """Whether rounding alone may move the output further than `GAP`, and float64 is there to judge in instead.
+
+    Twelve layers with sharp softmaxes amplify a thousandfold: no difference in float32 says anything then. In half
+    precision most models come near the cap with their allowance; there the plain move by one unit must pass it.
+    """
+    if built.dtype == torch.float64 or not computes_in_float64(bench):
+        return False
+    floor, is_half = _floor(bench, built), built.dtype in (torch.bfloat16, torch.float16)
+    return (floor if is_half else allowance(floor, built.dtype, _longest(built))) > GAP[built.dtype]
+
+
+def single_of(bench: Workbench, built: Built) -> Built:
+    """Return the same model in float32."""
+    return bench.pool.get(built.config, torch.float32, raw=built.is_raw)
+
+
+def closed_form_tolerance(bench: Workbench, built: Built, *, autocast: bool = False) -> float:
+    """Return the relative difference from a closed form that no bound derived from dtypes alone can know of.
+
+    A constant that was made in float32 (a table, `torch.sqrt(torch.FloatTensor([d]))`) is wrong by up to u of float32
+    in float64 too: as if the data that it enters with were moved by as much, so that the tolerance of the float32 model
+    holds, whose data are moved by 2 u. Under autocast products are made in bfloat16, whatever dtype comes out.
+    """
+    if autocast:
+        return half_tolerance_of(bench, built)
+    if built.dtype == torch.float64 and has_narrow_constants(bench, built):
+        return tolerance_of(bench, single_of(bench, built))
+    return 0.0
+
+
+def has_narrow_constants(bench: Workbench, built: Built) -> bool:
+    """Whether in a float64 model numbers that were rounded to float32 take part: made in the forward, or buffers.
+
+    Asked at every size: the root of 4 is exact, that of 5 is not.
+    """
+    return _kept(bench, ("narrow constants", built.config), lambda: _has_narrow_constants(bench, built))
+
+
+def _has_narrow_constants(bench: Workbench, built: Built) -> bool:
+    if _keeps_narrow_constants(built.module):
+        return True
+    if not has_ordinary_inputs(bench.subject.kind):
+        return False
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+    try:
+        with NarrowingWatch() as watch, torch.no_grad():
+            bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
+    except SubjectError:
+        return False
+    return watch.has_narrow_constants
+
+
+def _keeps_narrow_constants(module: object) -> bool:
+    """Whether buffers and frozen parameters of a float64 model hold float32 numbers."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    fixed = (*module.buffers(), *(p for p in module.parameters() if not p.requires_grad))
+    return any(is_widened(value) for value in fixed if value.dtype == torch.float64 and value.numel())
 
 
 def half_tolerance_of(bench: Workbench, built: Built) -> float:
@@ -54,8 +136,8 @@ def half_tolerance_of(bench: Workbench, built: Built) -> float:
         return GAP[torch.bfloat16]
 
 
-def _sensitivity(bench: Workbench, built: Built, step: float) -> float:
-    generator = torch.Generator().manual_seed(1)
+def _sensitivity(bench: Workbench, built: Built, step: float, seed: int = 1) -> float:
+    generator = torch.Generator().manual_seed(seed)
     inputs = ordinary(bench.subject, built.config, generator, built.dtype)
     tensors = [x.to(bench.device) for x in inputs.tensors]
 
@@ -74,6 +156,11 @@ def judged_dtypes(bench: Workbench) -> tuple[torch.dtype, ...]:
     if own == torch.float64:
         return (own,)
     return (own, torch.float64) if computes_in_float64(bench) else (own,)
+
+
+def judges_in_float64(bench: Workbench) -> bool:
+    """Whether float64 is judged in and genuine: it can be asked for where the subject computes in float32 inside."""
+    return torch.float64 in judged_dtypes(bench) and computes_in_float64(bench)
 
 
 def given_dtype(bench: Workbench) -> torch.dtype:
@@ -116,7 +203,11 @@ def _computes_in_float64(bench: Workbench) -> bool:
         moved = _sensitivity(bench, built, step)
     except SubjectError:
         return False
-    return not floats or step * 1e-3 < moved < step * 1e3
+    if not floats or moved <= step * 1e-3:
+        return not floats
+    # many sharp layers amplify more than a thousandfold: then the output follows a hundredfold move a hundredfold,
+    # where roundings of float32 are of one size, however many there are
+    return moved < step * 1e3 or 30 * moved < _sensitivity(bench, built, 100 * step)
 
 
 def makes_choices(bench: Workbench, built: Built) -> bool:
@@ -132,6 +223,29 @@ def _makes_choices(bench: Workbench, built: Built) -> bool:
     except SubjectError:
         return False
     return watch.has_chosen
+
+
+def takes_ignored_labels(bench: Workbench, built: Built) -> bool:
+    """Whether a loss can be given labels that are not counted: declared, or seen to be taken.
+
+    One that gathers the label's logit raises at -100 by right where nobody said that there are such labels. On other
+    devices than the CPU an index out of bounds ends the process, so nothing is tried there.
+    """
+    if bench.subject.fact("ignore_index") is not None:
+        return True
+    return _kept(bench, ("ignored labels", built.config), lambda: _takes_ignored_labels(bench, built))
+
+
+def _takes_ignored_labels(bench: Workbench, built: Built) -> bool:
+    if bench.device.type != "cpu":
+        return False
+    try:
+        bench.forward(
+            built, torch.zeros(1, 3, built.config.vocab_size, dtype=built.dtype), torch.tensor([[0, -100, 1]])
+        )
+    except SubjectError:
+        return False
+    return True
 
 
 def is_deterministic_in_training(bench: Workbench, built: Built) -> bool:

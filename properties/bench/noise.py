@@ -52,7 +52,7 @@ def sensitivity(
         size = size_of(base)
         twin = copy.deepcopy(module) if isinstance(module, nn.Module) and not is_ours else module
         worst = 0.0
-        with _restored(twin) as kept:
+        with restored(twin) as kept:
             for _ in range(2):
                 for parameter, value in kept:
                     parameter.data.copy_(nudged(value, generator, step))
@@ -62,7 +62,7 @@ def sensitivity(
 
 
 @contextmanager
-def _restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
+def restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
     """Hold the floating point parameters of a module with their values, and put these back to the bit.
 
     By `.data`, which leaves no trace in graphs that were recorded before: the values that they hold on to are back
@@ -77,7 +77,7 @@ def _restored(module: Any) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
             parameter.data.copy_(value)
 
 
-def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
+def allowance(floor: float, dtype: torch.dtype, longest: int) -> float:
     """Turn the measured sensitivity to one-epsilon moves into a tolerance for two evaluation orders.
 
     A backward stable computation is the exact one at data moved by at most LAMBDA sqrt(n) u, n the
@@ -85,7 +85,12 @@ def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
     `floor`, so two evaluations differ by at most 2 * LAMBDA sqrt(n) / 2 * floor. Products of half-precision
     tensors are accumulated in float32, so n does not enter there: what remains are the roundings of the tensors
     themselves, one move a side, and as much again for the tensors between. Never below 16 eps (outputs
-    that happen to be insensitive), never above `GAP` (so a chaotic subject cannot buy itself leniency).
+    that happen to be insensitive).
     """
     factor = 4.0 if dtype in (torch.bfloat16, torch.float16) else LAMBDA * longest**0.5
-    return min(max(factor * floor, 16 * epsilon(dtype)), GAP[dtype])
+    return max(factor * floor, 16 * epsilon(dtype))
+
+
+def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:
+    """Return the allowance, at most `GAP`: a chaotic subject cannot buy itself leniency."""
+    return min(allowance(floor, dtype, longest), GAP[dtype])

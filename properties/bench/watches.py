@@ -1,4 +1,4 @@
-"""Watches of every operation of a forward: does it compute in float64, does it pick by the size of numbers."""
+"""Watches of every operation of a forward: does it compute in float64, what is narrower there, does it pick by size."""
 
 from __future__ import annotations
 
@@ -24,21 +24,74 @@ class NarrowingWatch(DispatchWatch):
 
     Many libraries compute a softmax or a norm in float32 whatever the dtype of the model: right, but then two
     evaluation orders differ by float32 rounding, and float64 tolerances would cry wolf. Narrow constants that are
-    made on the way (a mask from `torch.ones`) are the same in every evaluation and do not count.
+    made on the way (a table, a scale) are the same in every evaluation: they are noted apart, since a closed form that
+    has them in float64 differs by their rounding.
+
+    Attributes:
+        is_narrow: whether float64 numbers became narrower ones.
+        has_narrow_constants: whether narrower numbers that are rounded ones entered where float64 is computed.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_narrow = False
+        self.has_narrow_constants = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        takes_wide = any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in tree_leaves((args, kwargs)))
-        gives_narrow = any(
-            isinstance(v, Tensor) and v.is_floating_point() and v.dtype != torch.float64 for v in tree_leaves(result)
-        )
-        self.is_narrow |= takes_wide and gives_narrow
+        given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.is_floating_point()]
+        made = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point()]
+        takes_wide = any(v.dtype == torch.float64 for v in given)
+        self.is_narrow |= takes_wide and any(v.dtype != torch.float64 for v in made)
+        if not self.has_narrow_constants and any(v.dtype == torch.float64 for v in made):
+            self.has_narrow_constants = any(v.dtype != torch.float64 and is_rounded(v) for v in given)
         return result
+
+
+_SHORT_BITS = 12
+
+
+def is_rounded(value: Tensor) -> bool:
+    """Whether some entry must be taken for the rounding of another number to 24 bits or fewer.
+
+    Integers (masks, their fills, positions) and numbers of at most 12 bits (a half, 2^-k) are what they are meant to
+    be. A rounded number looks like one of these once in 2^12.
+
+    >>> is_rounded(torch.tensor([0.5, -1e9, 0.0, -torch.inf])), is_rounded(torch.tensor([0.1]))
+    (False, True)
+    """
+    wide = value.detach().double()
+    wide = wide[wide.isfinite()]
+    mantissa = torch.frexp(wide).mantissa * 2**_SHORT_BITS
+    return bool(((wide != wide.round()) & (mantissa != mantissa.round())).any())
+
+
+def is_widened(value: Tensor) -> bool:
+    """Whether float64 numbers are rounded ones of float32: a table that was made there and converted."""
+    narrow = value.detach().float()
+    return bool((narrow.double() == value)[value.isfinite()].all()) and is_rounded(narrow)
+
+
+_ROUNDINGS = ("round", "floor", "ceil", "trunc", "sign", "fake_quantize")
+
+
+class RoundingWatch(DispatchWatch):
+    """Notes every operation that turns numbers into steps while it is entered: quantisation.
+
+    Attributes:
+        seen: its name and the sum of what it got.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        given = next((v for v in args if isinstance(v, Tensor)), None)
+        if given is not None and given.is_floating_point() and name.startswith(_ROUNDINGS):
+            self.seen.append((name, float(given.double().sum())))
+        return func(*args, **(kwargs or {}))
 
 
 _CHOICES = ("topk", "argmax", "argmin", "sort", "argsort")

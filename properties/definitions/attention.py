@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -36,6 +37,20 @@ def softmax_bound(scores: Tensor, dtype: torch.dtype) -> Tensor:
     summing = torch.float64 if dtype == torch.float64 else torch.float32
     relative = (depth + 4) * epsilon(dtype) + 2 * rounding_bound(summing, scores.shape[-1])
     return exact * relative + float(torch.finfo(dtype).smallest_normal)
+
+
+def log_sum_exp_bound(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bound the error of exp(x - log sum exp x), as right a softmax as the other, `[..., S]` float64.
+
+    The logarithm l lies between max and max + log S. It is rounded, and so is x - l: |l| u and |x - l| u in the
+    exponent (u = eps / 2), beside what `softmax_bound` counts, |x - max| eps among it. A rounded l stays in [max, max +
+    log S], whose ends are rounded alike, so an exponent errs by at most log S and a weight by at most a factor S.
+    """
+    exact, width = softmax_oracle(scores), scores.shape[-1]
+    wide = scores.detach().double()
+    largest = wide.amax(dim=-1, keepdim=True).abs().nan_to_num(0.0, 0.0, 0.0)
+    exponent = ((largest + 2 * math.log(width)) * epsilon(dtype)).clamp(max=math.log(width))
+    return softmax_bound(scores, dtype) + exact * torch.expm1(exponent)
 
 
 def attention_oracle(

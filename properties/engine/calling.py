@@ -20,6 +20,12 @@ from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 
+_SAVES_FOR_BACKWARD = "Inference tensors cannot be saved for backward"
+"""What TorchScript raises in inference mode, whose graphs save tensors whatever the mode: torch's limit, no defect.
+
+In the other modes it is one: a tensor was kept from a call in inference mode.
+"""
+
 
 class Caller:
     """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has."""
@@ -129,7 +135,10 @@ class Calling(Drawing):
         is_extra = path is self._walking and (path.layout or path.autocast or path.compiled)
         try:
             return self._call_on(path, built, args, given)
-        except SubjectError:
+        except SubjectError as problem:
+            if path.mode == "inference" and _SAVES_FOR_BACKWARD in str(problem):
+                self._refused = True
+                return self._call_on(replace(path, mode="no_grad"), built, args, given)
             if not is_extra:
                 raise
             self._refused = True  # judged by numerics.strided, .autocast and .compile; not again by every property

@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.measured import half_tolerance_of, makes_choices, tolerance_of
+from veriformer.properties.bench.measured import (
+    closed_form_tolerance,
+    computes_in_float64,
+    half_tolerance_of,
+    is_swamped,
+    makes_choices,
+    tolerance_of,
+)
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.calling import Calling
 from veriformer.properties.engine.violations import InfluenceMap, VacuousCheckError, Violation
+from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.paths import Path
 
 Cause = Callable[[], str | None]
@@ -93,12 +101,12 @@ class Case(Calling):
         _refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
         if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
             return  # rounding flips such picks: see `ChoiceWatch`
-        unit: float | Tensor = size_of(expected) if bound is None else bound
+        unit: float | Tensor = size_of(expected) if bound is None else self._at_least(bound, expected)
         limit = self.tolerance() if bound is None else 1.0
         self._on_record("close", got, expected, unit, limit)
         worst = worst_difference(got, expected, unit)
         self.bench.tally.note(worst.error, limit)
-        if worst.error > limit:
+        if worst.error > limit and not self._is_swamped(got):
             scale = bound if isinstance(bound, int | float) else 1.0  # a bound of its own is told as it is
             raise Violation(
                 headline=what,
@@ -112,6 +120,29 @@ class Case(Calling):
                 influence=influence,
                 asks=asks,
             )
+
+    def _is_left_to_float64(self, got: Tensor) -> bool:
+        """Whether weights that were given, not re-drawn to unit gain, are judged in float64 too."""
+        narrow = got.dtype == torch.float32 or _is_coarse(got, self._walking)
+        given = self.subject.module is not None and not self.bench.settings.dtypes
+        return narrow and given and computes_in_float64(self.bench)
+
+    def _is_swamped(self, got: Tensor) -> bool:
+        """Whether nothing can be said in this dtype, since the model amplifies rounding: float64 shows the rest."""
+        if self._built is None or self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
+            return False
+        dtype = torch.bfloat16 if self._walking.autocast else got.dtype
+        if dtype == torch.float64 or not dtype.is_floating_point:
+            return False
+        return is_swamped(self.bench, self.bench.pool.get(self._built.config, dtype))
+
+    def _at_least(self, bound: float | Tensor, expected: Tensor) -> float | Tensor:
+        """Return a derived bound, or what is known to be rounded besides where that is more."""
+        if self._built is None or not has_ordinary_inputs(self.subject.kind):
+            return bound
+        known = closed_form_tolerance(self.bench, self._built, autocast=self._walking.autocast)
+        floor = known * size_of(expected)
+        return bound.clamp(min=floor) if isinstance(bound, Tensor) else max(bound, floor)
 
     def exact(
         self,
@@ -152,14 +183,15 @@ class Case(Calling):
     ) -> None:
         """Require that two tensors differ beyond rounding: the other side of a two-sided property.
 
-        In half precision and under autocast one unit in the last place suffices: float32 and float64 show the rest.
+        In half precision and under autocast one unit in the last place suffices: float32 and float64 show the rest. A
+        given model may have weights so small that float32 rounds a difference away: then float64 shows it alone.
         """
         self._same_shape(got, other, what)
         limit = epsilon(got.dtype) if _is_coarse(got, self._walking) else self.tolerance()
         self._on_record("differs", got, other, size_of(other), limit)
         worst = worst_difference(got, other, size_of(other))
         self.bench.tally.note(limit, max(worst.error, 1e-300))
-        if not worst.error > limit:
+        if not worst.error > limit and not self._is_left_to_float64(got):
             raise Violation(
                 headline=what,
                 got=f"a difference of {worst.error:.3g}",

@@ -31,7 +31,8 @@ def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) ->
         if leaves or not isinstance(given, Tensor) or given.ndim != 2 or not torch.equal(given[:, :length], tokens):
             return None
         leaves.append(output[:, :length].detach().clone().requires_grad_())
-        return leaves[0] if given.shape == tokens.shape else torch.cat([leaves[0], output[:, length:]], dim=1)
+        given_on = leaves[0].clone()  # the model may work in place on what it embedded, which a leaf forbids
+        return given_on if given.shape == tokens.shape else torch.cat([given_on, output[:, length:]], dim=1)
 
     hooks = [part.register_forward_hook(cut) for part in model.modules() if isinstance(part, nn.Embedding)]
     try:

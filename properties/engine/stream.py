@@ -139,7 +139,8 @@ class Stream:
         total = (picked * probe.to(picked.device, picked.dtype)).sum()
         if not total.requires_grad:
             return None
-        (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+        with walking(path, self.case.subject, self.built.module):  # what is checkpointed is computed again here
+            (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
         return gradient.detach().abs().amax(dim=-1)
 
     def _with_leaf(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:

@@ -11,6 +11,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.attention_modules import module_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_bound, multi_head_oracle, project
+from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
@@ -78,6 +79,7 @@ def output_follows_the_definition(case: Case) -> None:
             got,
             expected.to(got.device),
             "the output is not that of multi-head attention with these projection matrices",
+            bound=case.tolerance(built) * size_of(expected),
             cause=lambda got=got: module_cause(case, built, got, x, memory, parts, scale, allow),  # type: ignore[misc]
         )
     case.witness()

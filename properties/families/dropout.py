@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.isolation import reseed
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.probes.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary
 from veriformer.properties.subject.paths import Path
@@ -58,6 +60,14 @@ def _must_drop(case: Case, built: Built, inputs: Inputs) -> None:
     first, second = (_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2))
     if torch.equal(first, second):
         case.does_not_apply("building it with dropout=0.5 changes nothing in train mode")
+
+
+def _must_draw_nothing_else(case: Case, built: Built, inputs: Inputs) -> None:
+    """Stop where train mode is random without dropout too: the noise of a router, say, has no mean to keep."""
+    without = _made(case, 0.0, built)
+    first, second = (_call(case, without, inputs, training=True, seed=seed) for seed in (1, 2))
+    if not torch.equal(first, second):
+        case.does_not_apply("train mode is random without dropout too, so that the mean over masks says nothing")
 
 
 def _must_hand_on(case: Case, built: Built, without: Built, inputs: Inputs) -> None:
@@ -139,7 +149,9 @@ def _stuck(again: list[Tensor]) -> str | None:
     examples_factor=0.5,
 )
 def no_rate_no_dropout(case: Case) -> None:
-    """Speaks of models that hand `dropout` on; what still differs is a rate written into the code."""
+    """Speaks of models that hand `dropout` on; what still differs is a rate written into the code. Noise that is added
+    in train mode (a router's, say) is no dropout: it makes no mask that eval mode does not make.
+    """
     half = _made(case, 0.5)
     if any(rate > 0 for _, _, rate in drop_paths(half.module)):
         case.does_not_apply("stochastic depth acts in train mode, whatever the rate of dropout")
@@ -147,9 +159,24 @@ def no_rate_no_dropout(case: Case) -> None:
     _must_hand_on(case, half, built, inputs)
     expected = _call(case, built, inputs, training=False)
     got = _call(case, built, inputs, training=True)
+    if _adds_noise(case, built, inputs):
+        case.does_not_apply("train mode adds noise, which is no dropout")
     case.close(got, expected, "train mode with dropout=0 is not eval mode",
                cause=lambda: _hard_coded(case, built, inputs))  # fmt: skip
     case.witness()
+
+
+def _adds_noise(case: Case, built: Built, inputs: Inputs) -> bool:
+    """Whether train mode is random and yet makes no more masks than eval mode."""
+    first, second = (_call(case, built, inputs, training=True, seed=seed) for seed in (1, 2))
+    if torch.equal(first, second):
+        return False
+    counts = []
+    for training in (True, False):
+        with MaskWatch() as watch:
+            _call(case, built, inputs, training=training)
+        counts.append(watch.count)
+    return counts[0] == counts[1]
 
 
 def _hard_coded(case: Case, built: Built, inputs: Inputs) -> str | None:
@@ -176,6 +203,7 @@ def the_mean_over_masks_is_the_output(case: Case) -> None:
     built = _made(case, rate)
     one = _inputs(case, built)
     _must_drop(case, built, one)
+    _must_draw_nothing_else(case, built, one)
     spread = Inputs([x[:1].expand(copies, *x.shape[1:]) for x in one.tensors], one.extras)
     got = _call(case, built, spread, training=True, seed=case.integer("mask", 0, 9)).double()
     single = Inputs([x[:1] for x in one.tensors], one.extras)
@@ -258,7 +286,7 @@ def the_backward_drops_the_same(case: Case) -> None:
     """The gradient of the parameters, with the generator set to one seed before each call. Steps get smaller where a
     kink lies between, as in gradients.gradcheck.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(replace(case.config(), dropout=0.5), torch.float64)
     if not isinstance(built.module, nn.Module):
@@ -276,10 +304,16 @@ def the_backward_drops_the_same(case: Case) -> None:
         weight[:] = weight or [case.normal(*output.shape, dtype=torch.float64)]
         return (output * weight[0]).sum()
 
-    gradients = torch.autograd.grad(value(), leaves, allow_unused=True)
+    output = value()
+    built.module.train()  # as in the forward: what is checkpointed is computed again here
+    try:
+        gradients = torch.autograd.grad(output, leaves, allow_unused=True)
+    finally:
+        built.module.eval()
     zero, tried = torch.zeros((), dtype=torch.float64, device=case.bench.device), []
+    draw = Directions(case, built, [*(x.to(case.bench.device) for x in inputs.tensors), *inputs.extras], leaves)
     for step in (1e-6, 1e-7, 1e-8):
-        directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
+        directions = draw()
         claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
         quotient = _quotient(value, leaves, directions, step)
         tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=1.0), claimed, quotient))
@@ -288,8 +322,11 @@ def the_backward_drops_the_same(case: Case) -> None:
     error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(error < 1e-5, "with dropout the gradient is not the derivative of the output",
                  got=f"{claimed:.8g}", expected=f"{quotient:.8g}", error=error, tolerance=1e-5,
-                 cause=lambda: "the backward drops others than the forward did")  # fmt: skip
+                 cause=lambda: rounds_its_numbers(built, value) or _OTHERS)  # fmt: skip
     case.witness()
+
+
+_OTHERS = "the backward drops others than the forward did"
 
 
 def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> Tensor:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from veriformer.properties.bench.isolation import reseed
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
@@ -76,7 +79,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     rounding. A kink (ReLU, maximum) between x - h v and x + h v shows once in a great while: then another direction
     is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
@@ -89,8 +92,9 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     gradients = torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)
     zero, tried = torch.zeros((), dtype=torch.float64, device=case.bench.device), []
     least = max(size_of(weight) * size_of(output) * output.numel() ** 0.5, 1e-12)
+    draw = Directions(case, built, [*tensors, *inputs.extras], leaves)
     for step in (1e-6, 1e-7, 1e-8):
-        directions = [case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves]
+        directions = draw()
         claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
         values = [
             _moved(case, built, tensors, inputs.extras, leaves, directions, sign * step, weight) for sign in (1, -1)
@@ -107,7 +111,10 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         expected=f"{quotient:.8g}",
         error=error,
         tolerance=1e-5,
-        cause=lambda: _wrong_leaves(case, built, tensors, inputs.extras, leaves, gradients, weight),
+        cause=lambda: (
+            rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
+            or _wrong_leaves(case, built, tensors, inputs.extras, leaves, gradients, weight, draw.places)
+        ),
     )
     case.witness()
 
@@ -120,6 +127,7 @@ def _wrong_leaves(
     leaves: list[Tensor],
     gradients: tuple[Tensor | None, ...],
     weight: Tensor,
+    places: list[Tensor],
 ) -> str | None:
     """Name the inputs and parameters whose gradient is not the derivative: one after another moves alone."""
     names = {id(p): name for name, p in built.module.named_parameters()} if isinstance(built.module, nn.Module) else {}
@@ -127,6 +135,7 @@ def _wrong_leaves(
     for number, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
         generator = torch.Generator().manual_seed(number)
         direction = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
+        direction = direction * places[number] if places else direction
         still = [direction if other is leaf else torch.zeros_like(other) for other in leaves]
         values = [_moved(case, built, tensors, extras, leaves, still, sign * 1e-6, weight) for sign in (1, -1)]
         quotient = float(values[0] - values[1]) / 2e-6
@@ -160,15 +169,16 @@ def _moved(
     source="Definition of the Hessian; needed by gradient penalties and second-order optimisers.",
     kinds=_KINDS,
     level="extended",
-    unless=excludes_fact("quantised"),
+    unless=(excludes_fact("quantised"), excludes_fact("once_differentiable")),
     requires=("gradients.gradcheck",),
     examples_factor=0.25,
 )
 def the_second_gradient_is_a_derivative(case: Case) -> None:
-    """As for the first gradient, one order up. Fused kernels often refuse a second backward: an error is right, a wrong
-    number is not. Piecewise linear subjects have a Hessian of zero, and the difference of gradients is zero as well.
+    """As for the first gradient, one order up. Fused kernels often refuse a second backward: an error is right, and so
+    is `once_differentiable`, even where the rest of the graph goes on; a wrong number is not. Piecewise linear subjects
+    have a Hessian of zero, and the difference of gradients is zero as well.
     """
-    if torch.float64 not in judged_dtypes(case.bench):
+    if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
@@ -187,7 +197,10 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
         return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
 
     first = gradients(again=True)
-    left, right = ([case.normal(*leaf.shape, dtype=torch.float64) for leaf in leaves] for _ in range(2))
+    draw = Directions(case, built, [*tensors, *inputs.extras], leaves)
+    left, right = draw(), draw()
+    if any(node.name() == _ONCE for g in first for node in _nodes(g)):
+        case.does_not_apply("a backward of it is marked once_differentiable")
     projected = sum((g * w).sum() for g, w in zip(first, left, strict=True))
     if not isinstance(projected, Tensor) or not projected.requires_grad:
         case.does_not_apply("its gradient has no gradient")
@@ -214,8 +227,38 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     case.require(
         error < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
         expected=f"{quotient:.8g}", error=error, tolerance=1e-4,
+        cause=lambda: rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
+        or _hand_written(case.call(built, *tensors, *inputs.extras)),
     )  # fmt: skip
     case.witness()
+
+
+_ONCE = "torch::autograd::Error"
+"""The node that `once_differentiable` puts behind its gradients: it raises where it is reached, which it rarely is."""
+
+
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """Go through the nodes of the graph behind a tensor."""
+    waiting, seen = [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [behind for behind, _ in node.next_functions]
+
+
+def _hand_written(output: Tensor) -> str | None:
+    """Name a backward in the graph that is written by hand: where it is not differentiable, torch cannot know."""
+    own = next((type(node).__name__ for node in _nodes(output) if isinstance(node, BackwardCFunction)), None)
+    if own is None:
+        return None
+    name = own.removesuffix("Backward")
+    return (
+        f"the backward of {name} is written by hand, and the second gradient passes parts of it by "
+        "(declare once_differentiable=True if that is meant)"
+    )
 
 
 def _move(leaves: list[Tensor], directions: list[Tensor], step: float) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import takes_ignored_labels
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
@@ -26,7 +27,7 @@ def _draw(case: Case, scale: float = 1.0, ignored: bool = True) -> tuple[Built, 
     vocabulary = built.config.vocab_size
     logits = case.normal(batch, length, vocabulary, dtype=built.dtype, scale=scale)
     labels = torch.randint(0, vocabulary, (batch, length), generator=case.generator)
-    if ignored:
+    if ignored and takes_ignored_labels(case.bench, built):
         share = case.choice("ignored", (0.0, 0.3, 0.7))
         hidden = torch.rand(labels.shape, generator=case.generator) < share
         hidden[0, 1] = False  # something is left, wherever the labels are moved
@@ -115,6 +116,10 @@ def _cause(case: Case, logits: Tensor, labels: Tensor, got: Tensor) -> str | Non
     sharp = loss_oracle(logits, labels, 0.0, ignore)
     spread = (loss_oracle(logits, labels, 0.5, ignore) - sharp) / 0.5  # the loss is linear in eps
     found = (float(got) - float(sharp)) / float(spread) if float(spread) else 0.0
+    may_be_padding = case.subject.fact("ignore_index") is None and bool((labels >= 0).all())
+    for label in range(logits.shape[-1]) if may_be_padding else ():
+        if abs(float(loss_oracle(logits, labels, eps, label)) - float(got)) <= _bound(logits) * max(1, counted):
+            return f"label {label} is not counted (declare ignore_index={label} if that is meant)"
     if 0.005 < found < 0.6 and abs(found - round(found, 2)) < 1e-4:
         return f"there is label smoothing of {found:.2g} (declare label_smoothing={found:.2g} if that is meant)"
     return None
@@ -198,6 +203,8 @@ def the_smoothed_target_shows_in_the_gradient(case: Case) -> None:
 def micro_batches_add_up(case: Case) -> None:
     """A mean of means weighs a token by the micro-batch it fell into; a sum divided by the total count does not."""
     built, logits, labels = _draw(case)
+    if not takes_ignored_labels(case.bench, built):
+        case.does_not_apply("it takes no labels that are not counted, so every micro-batch counts as many")
     extra = torch.full_like(labels[:1], _ignore(case.subject))
     extra[0, 1] = 1  # a micro-batch with a single counted label
     logits = torch.cat([logits, case.normal(*logits[:1].shape, dtype=built.dtype)])
@@ -232,6 +239,8 @@ def the_loss_is_finite_and_not_negative(case: Case) -> None:
     empty = case.flag("empty")
     wanted = case.subject.fact("empty_loss")
     given = ((logits / logits.abs().max()) * scale).requires_grad_()
+    if empty and not takes_ignored_labels(case.bench, built):
+        case.reject("it takes no labels that are not counted")
     if empty:
         labels = torch.full_like(labels, _ignore(case.subject))
     try:

@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.definitions.attention import softmax_bound, softmax_oracle
+from veriformer.properties.definitions.attention import log_sum_exp_bound, softmax_bound, softmax_oracle
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
@@ -103,7 +103,8 @@ def _sum_cause(weights: Tensor) -> str | None:
 )
 def a_common_shift_cancels(case: Case) -> None:
     """exp(x + c) = exp(x) exp(c), and exp(c) cancels. Scores lie on a grid that x + c does not leave, so that the
-    shifted scores are exact: c is up to 10^4 in float32 and float64, 10^3 in half precision.
+    shifted scores are exact: c is up to 10^4 in float32 and float64, 10^3 in half precision. Where the maximum is not
+    subtracted but the logarithm of the sum, that one is rounded at the size of c (`log_sum_exp_bound`).
     """
     built = case.built()
     largest, step = (1000, 8.0) if epsilon(built.dtype) > 1e-6 else (10_000, 1 / 256)
@@ -115,7 +116,7 @@ def a_common_shift_cancels(case: Case) -> None:
         _softmax(case, built, scores + shift),
         _softmax(case, built, scores),
         f"adding {shift} to all scores changes the weights",
-        bound=2 * softmax_bound(scores, built.dtype),
+        bound=log_sum_exp_bound(scores + shift, built.dtype) + log_sum_exp_bound(scores, built.dtype),
         constants_allowed=True,
     )
     if shift and bool((scores != scores[:, :1]).any()):
@@ -151,7 +152,7 @@ def extreme_scores_stay_finite(case: Case) -> None:
         got,
         softmax_oracle(scores).to(got.device),
         "extreme scores give other weights than in float64",
-        bound=softmax_bound(scores, built.dtype),
+        bound=log_sum_exp_bound(scores, built.dtype),
         cause=lambda: _slip(case, built),
     )
     case.witness()

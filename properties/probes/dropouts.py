@@ -1,4 +1,4 @@
-"""Which dropouts act while a model runs."""
+"""Which dropouts act while a model runs, and which masks it draws."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from veriformer.properties.bench.watches import DispatchWatch
 
 
 class DropoutWatch(TorchFunctionMode):
@@ -31,3 +33,23 @@ class DropoutWatch(TorchFunctionMode):
             if rate > 0:
                 self.seen.append(float(rate))
         return func(*args, **given)
+
+
+_MAKE_MASKS = ("bernoulli", "native_dropout", "lt", "le", "gt", "ge", "floor")
+
+
+class MaskWatch(DispatchWatch):
+    """Counts the operations that may make a mask of random numbers while it is entered.
+
+    Dropout draws ones and zeros, or compares uniform numbers with its rate. Noise that is added (a router's, say) does
+    neither.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.rstrip("_")
+        self.count += name in _MAKE_MASKS or name.startswith(("_scaled_dot_product", "_fused"))
+        return func(*args, **(kwargs or {}))

@@ -98,6 +98,7 @@ def constants(call: Callable[[Tensor], Tensor], module: object, x: Tensor, centr
             best = abs(float(ratio) - 0.7)
             centre = small.double() - small.double().mean() if centred else small.double()
             eps = centre.square().mean() * (ratio**-2 - 1)
+    gain = _readable_gain(module, half / normalised(x, centred, eps)[0, 0])  # eps takes 1e-13 of it at this scale
     return gain, bias, eps
 
 

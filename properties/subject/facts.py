@@ -114,6 +114,8 @@ FACTS: Mapping[str, Fact] = {
             ("textbook", "other"),
             "the blocks are those of the textbook: counts and FLOPs follow from the sizes",
         ),
+        _flag("once_differentiable", "its backward is written by hand, for first derivatives alone"),
+        _flag("half_precision", "it is meant for half precision (False: its sums and squares may overflow there)"),
         _flag("quantised", "values are rounded to few bits on purpose, their gradients passed through"),
         _flag("embedding_scale", "token embeddings are multiplied by sqrt(d_model)"),
         _one_of("pooling", ("cls", "mean", "max", "weighted", "last", "none", "other"), "how a sequence is pooled"),
