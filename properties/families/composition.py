@@ -24,7 +24,13 @@ from veriformer.properties.subject.inputs import ordinary
     source="Vaswani et al. 2017, section 3.1: a stack of N identical layers.",
     kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
     level="extended",
-    unless=(needs_module, excludes_fact("shared_layers"), excludes_fact("stacked", False)),
+    unless=(
+        needs_module,
+        excludes_fact("shared_layers"),
+        excludes_fact("stacked", False),
+        excludes_fact("structure", "other"),
+    ),
+    asks=("structure", "other"),
     catches=("IN02",),
 )
 def layers_follow_one_another(case: Case) -> None:
@@ -60,7 +66,7 @@ def layers_follow_one_another(case: Case) -> None:
             "the layers are not applied once each, in order",
             got=f"layers {order}",
             expected=f"layers {list(range(len(layers)))}",
-            cause=lambda order=order: _order_cause(order),  # type: ignore[misc]
+            cause=lambda order=order, layers=layers: _order_cause(order, layers),  # type: ignore[misc]
         )
         for (_, _, made), (index, given, _) in itertools.pairwise(seen):
             if given is None or made is None or given.shape != made.shape or made.ndim != 3:
@@ -143,7 +149,9 @@ def passed_through(
     return [index for index, _, _ in seen], seen
 
 
-def _order_cause(order: list[int]) -> str | None:
+def _order_cause(order: list[int], layers: list[nn.Module]) -> str | None:
+    if len({id(layer) for layer in layers}) < len(layers):
+        return "one layer stands in the list several times; if layers share on purpose, declare shared_layers=True"
     if len(set(order)) == 1:
         return f"layer {order[0]} is applied again and again"
     return "the order is reversed" if order == sorted(order, reverse=True) else None
