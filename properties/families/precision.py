@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.compiling import why_not_compiled
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, is_swamped, makes_choices, tolerance_of
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
@@ -23,7 +24,7 @@ from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.paths import Path
 
 _KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
-LADDER = (torch.float32, torch.bfloat16, torch.float16)
+LADDER = {"single": (torch.float32,), "half": (torch.bfloat16, torch.float16)}
 
 
 @holds(
@@ -39,9 +40,16 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     """The float64 model has the rounded weights and buffers of the other, so that the arithmetic alone is judged; the
     tolerance is measured on the subject by moving weights and inputs by one unit in the last place. A sum over
     hundreds of terms, positions or a softmax in the low precision fall outside. A subject that refuses a dtype is
-    right too; where float64 is not its own it is computed from float32.
+    right too; where float64 is not its own it is computed from float32. With a mask as well, where it takes one: what
+    hides a score must be a number of the dtype. Rotations in half precision stand at positions around 500, where
+    neighbours are one number in bfloat16 and an angle of float32 is still right to 3e-5.
     """
-    dtype = getattr(torch, case.choice("ladder", [str(d).removeprefix("torch.") for d in LADDER]))
+    for dtype in LADDER[case.choice("ladder", tuple(LADDER))]:
+        _judge(case, dtype)
+
+
+def _judge(case: Case, dtype: torch.dtype) -> None:
+    """Hold one dtype against float64, without a mask and with one."""
     if case.subject.module is not None and given_dtype(case.bench) != torch.float32 and dtype == torch.float32:
         case.reject("the instance is of fewer bits already")
     try:
@@ -50,7 +58,10 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
         tensors = [x.to(case.bench.device) for x in inputs.tensors]
         if dtype != torch.float32 and makes_choices(case.bench, low):
             case.reject("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
-        got = case.call(low, *tensors, *inputs.extras).detach()
+        tensors = _far(case, low, tensors)
+        answers = [
+            (given, case.call(low, *tensors, *inputs.extras, **given).detach()) for given in _masks(case, tensors)
+        ]
         tolerance = tolerance_of(case.bench, low)
     except SubjectError as problem:
         if _is_refusal(problem):
@@ -63,18 +74,50 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own: copied ScriptModules are looked at for a gradient
         case.apply(_widen, wide.module)
-    try:
-        expected = case.call(wide, *[_wide(x) for x in tensors], *inputs.extras).detach()
-    except SubjectError:
-        case.does_not_apply("it does not run in float64, which the others are judged by")
-    case.finite(got, f"in {_name(dtype)} the output is NaN or infinite")
     allowed = tolerance / epsilon(dtype)
-    ulps = worst_difference(got.double(), expected.double(), size_of(expected)).error / epsilon(dtype)
-    case.measure(f"ulps in {_name(dtype)}", ulps)
-    case.close(got.double(), expected.double(), f"{_name(dtype)} gives another answer than float64",
-               bound=tolerance * size_of(expected), constants_allowed=True,
-               cause=lambda: f"{ulps:.3g} units in the last place, where {allowed:.3g} are rounding")  # fmt: skip
+    for given, answer in answers:
+        try:
+            exact = case.call(wide, *[_wide(x) for x in tensors], *inputs.extras, **given).detach()
+        except SubjectError:
+            case.does_not_apply("it does not run in float64, which the others are judged by")
+        real = given["attention_mask"] if given and case.subject.kind != "attention" and answer.ndim == 3 else ...
+        got, expected = answer[real].double(), exact[real].double()
+        under = " under a mask" if given else ""
+        case.finite(got, f"in {_name(dtype)} the output is NaN or infinite{under}")
+        ulps = worst_difference(got, expected, size_of(expected)).error / epsilon(dtype)
+        case.measure(f"ulps in {_name(dtype)}", ulps)
+        case.close(got, expected, f"{_name(dtype)} gives another answer than float64{under}",
+                   bound=tolerance * size_of(expected), constants_allowed=True,
+                   cause=lambda ulps=ulps: f"{ulps:.3g} units in the last place, where {allowed:.3g} are rounding")  # type: ignore[misc]  # fmt: skip
     case.witness()
+
+
+def _far(case: Case, low: Built, tensors: list[Tensor]) -> list[Tensor]:
+    """Return what a rotation is called on, at positions around 500 in half precision, where it has these."""
+    if case.subject.kind != "rotary" or low.dtype == torch.float32:
+        return tensors
+    x, positions = tensors
+    try:
+        case.call(low, x, positions + 500)
+    except SubjectError:  # a table that ends before
+        return tensors
+    return [x, positions + 500]
+
+
+def _masks(case: Case, tensors: list[Tensor]) -> list[dict[str, Any]]:
+    """Return no mask, and one that hides the last key or position where the subject takes one."""
+    subject = case.subject
+    if not subject.accepts("attention_mask"):
+        return [{}]
+    if subject.kind == "attention" and subject.takes_mask("pairwise"):
+        query, key = tensors[:2]
+        mask = torch.ones(query.shape[0], 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    elif subject.kind != "attention" and subject.takes_mask("padding"):
+        mask = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=tensors[0].device)
+    else:
+        return [{}]
+    mask[..., -1] = False
+    return [{}, {"attention_mask": mask}]
 
 
 def _is_refusal(problem: SubjectError) -> bool:
