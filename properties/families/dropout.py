@@ -14,9 +14,9 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.directions import Directions
 from veriformer.properties.probes.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary

@@ -17,9 +17,9 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.directions import Directions
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.directions import Directions
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 

@@ -212,7 +212,7 @@ def retention() -> Subject:
         def weights(self, scores: Tensor) -> Tensor:
             distance = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
             decay = torch.where(distance >= 0, 0.9 ** distance.clamp(min=0), 0.0)
-            return scores.masked_fill(scores < -1e30, 0.0) * decay.to(scores.dtype)
+            return scores.masked_fill(scores <= torch.finfo(scores.dtype).min, 0.0) * decay.to(scores.dtype)
 
     return decoder(lambda c: PreNorm(c, Retention(c, causal=True)))
 

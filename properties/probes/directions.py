@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.untrained_rows import trained_places
+from veriformer.properties.probes.untrained_rows import trained_places
 
 
 class Directions:

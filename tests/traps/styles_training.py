@@ -1,0 +1,84 @@
+"""Right implementations that are unusual where they train: noise in train mode, losses that nothing is declared of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from veriformer.properties.subject.subject import Subject
+from veriformer.tests.traps import trap
+
+
+class _Expert(nn.Module):
+    """Two linear maps with ReLU and dropout between them."""
+
+    def __init__(self, width: int, inner: int, rate: float) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(width, inner), nn.Linear(inner, width), nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.drop(functional.relu(self.up(x))))
+
+
+@trap("style-noisy-router", "Noise chooses experts in train mode, which is no dropout", "Shazeer et al. 2017, 2.1")
+def noisy_router() -> Subject:
+    class Experts(nn.Module):
+        def __init__(self, width: int, inner: int, rate: float) -> None:
+            super().__init__()
+            self.router = nn.Linear(width, 3, bias=False)
+            self.experts = nn.ModuleList(_Expert(width, inner, rate) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.router(x)
+            if self.training:
+                scores = scores + torch.randn_like(scores)
+            gates = scores.softmax(-1)
+            return torch.stack([gates[..., i, None] * expert(x) for i, expert in enumerate(self.experts)]).sum(0)
+
+    return Subject(
+        kind="feed_forward",
+        build=lambda c: Experts(c.d_model, c.d_ff, c.dropout),
+        forward=lambda m, x: m(x),
+    )
+
+
+class _Loss(nn.Module):
+    """A loss as a module, so that autocast has something to act on."""
+
+    def __init__(self, smoothing: float, ignored: int | None) -> None:
+        super().__init__()
+        self.smoothing, self.ignored = smoothing, ignored
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        picked = -log_p.gather(-1, labels[..., None]).squeeze(-1)
+        each = (1 - self.smoothing) * picked - self.smoothing * log_p.mean(-1)
+        counted = torch.ones_like(labels, dtype=torch.bool) if self.ignored is None else labels != self.ignored
+        return each.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+def _loss(smoothing: float = 0.0, ignored: int | None = None, **facts: Any) -> Subject:
+    return Subject(
+        kind="loss",
+        build=lambda c: _Loss(smoothing, ignored),
+        forward=lambda m, logits, labels: m(logits, labels),
+        declares=facts,
+    )
+
+
+@trap("style-loss-gathered", "A loss that gathers the label's logit knows no label that is not counted")
+def gathered() -> Subject:
+    return _loss()
+
+
+@trap("style-loss-padding-id", "Label 0 is not counted, and -100 is no label", "annotated-transformer")
+def padding_id() -> Subject:
+    return _loss(ignored=0, ignore_index=0, empty_loss="zero")
+
+
+@trap("style-loss-smoothed", "The target is smoothed, which nobody need say", "fairseq label_smoothed_cross_entropy")
+def smoothed() -> Subject:
+    return _loss(smoothing=0.1, label_smoothing=0.1)
