@@ -13,6 +13,9 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.traps import trap
 
+RIGHT = {"padding_side": "right"}  # a table of positions is read from the left
+_call = lambda m, tokens, attention_mask=None: m(tokens, attention_mask)  # noqa: E731
+
 
 class Attention(nn.Module):
     """Causal or bidirectional attention with the habits that a family asks for."""
@@ -78,25 +81,17 @@ class Model(nn.Module):
         return self.head(self.ln_f(x))
 
 
-def _padding(table: bool) -> dict[str, str]:
-    """A table of positions is read from the left."""
-    return {"padding_side": "right"} if table else {}
-
-
 def decoder(block: Callable[[DrawnConfig], nn.Module], *, table: bool = False, **given: Any) -> Subject:
-    return Subject(
-        kind="decoder", build=lambda c: Model(c, block, table=table, out=None),
-        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
-        declares={"causal": True, **_padding(table), **given},
-    )  # fmt: skip
+    return _model("decoder", lambda c: Model(c, block, table=table, out=None), {"causal": True}, table, given)
 
 
 def encoder(block: Callable[[DrawnConfig], nn.Module], *, table: bool = True, **given: Any) -> Subject:
-    return Subject(
-        kind="encoder", build=lambda c: Model(c, block, table=table, out=c.d_model),
-        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
-        declares={**_padding(table), **given},
-    )  # fmt: skip
+    return _model("encoder", lambda c: Model(c, block, table=table, out=c.d_model), {}, table, given)
+
+
+def _model(kind: str, build: Any, facts: dict[str, Any], table: bool, given: dict[str, Any]) -> Subject:
+    facts = {**facts, **(RIGHT if table else {}), **given}
+    return Subject(kind=kind, build=build, forward=_call, declares=facts)
 
 
 class PreNorm(nn.Module):
@@ -236,7 +231,7 @@ def bert() -> Subject:
 
     return Subject(
         kind="classifier", build=Bert, forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
-        declares=_padding(table=True),
+        declares=RIGHT,
     )  # fmt: skip
 
 
