@@ -14,7 +14,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.tests.traps import trap
 
 RIGHT = {"padding_side": "right"}  # a table of positions is read from the left
-_call = lambda m, tokens, attention_mask=None: m(tokens, attention_mask)  # noqa: E731
+CALL = lambda m, tokens, attention_mask=None: m(tokens, attention_mask)  # noqa: E731
 
 
 class Attention(nn.Module):
@@ -90,8 +90,7 @@ def encoder(block: Callable[[DrawnConfig], nn.Module], *, table: bool = True, **
 
 
 def _model(kind: str, build: Any, facts: dict[str, Any], table: bool, given: dict[str, Any]) -> Subject:
-    facts = {**facts, **(RIGHT if table else {}), **given}
-    return Subject(kind=kind, build=build, forward=_call, declares=facts)
+    return Subject(kind=kind, build=build, forward=CALL, declares={**facts, **(RIGHT if table else {}), **given})
 
 
 class PreNorm(nn.Module):
