@@ -35,5 +35,5 @@ classifier = Subject(
     kind="classifier",
     build=build,
     forward=lambda model, tokens, attention_mask=None: model(tokens, attention_mask),
-    declares={"pooling": "mean"},
+    declares={"pooling": "mean", "padding_side": "right"},  # positions are counted from the left
 )

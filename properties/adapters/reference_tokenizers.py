@@ -118,7 +118,7 @@ SHIPPED = {
         decode=decode,
         words=basic_words,
         vocabulary=vocabulary,
-        declares={"algorithm": "wordpiece", "unknown_id": 0},
+        declares={"algorithm": "wordpiece", "unknown_id": 0, "reversible": False},
     ),
     "unigram": Subject(
         kind="tokenizer",
@@ -129,6 +129,6 @@ SHIPPED = {
         words=whole_text,
         vocabulary=vocabulary,
         scores=scores,
-        declares={"algorithm": "unigram"},
+        declares={"algorithm": "unigram", "reversible": False},
     ),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -198,6 +200,10 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
     if case.subject.fact("sparse"):
         return
     missing = (influence == 0) & allowed
+    asks: tuple[str, Any] = ("sparse", True)
+    if bool(missing.any()):
+        reached = by_substitution(stream, stream.draw(1, len(allowed)), None, path)
+        asks = asks if bool((reached[missing] == 0).any()) else ("quantised", True)  # it matters, and has no gradient
     case.require(
         ~missing.any(),
         "an output does not depend on an input that it must see",
@@ -205,7 +211,7 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
         expected="some influence at each of them",
         cause=lambda: _Map(case, stream, path).gap() or gap_cause(influence, allowed),
         influence=_Map(case, stream, path),
-        asks=("sparse", True),
+        asks=asks,
     )
 
 

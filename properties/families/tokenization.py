@@ -234,7 +234,8 @@ def _judge_training(case: Case, corpus: str) -> None:
     size = 262
     trained = case.ask("train", [corpus], size)
     model = Built(trained, case.config(), torch.float32, is_fresh=False)
-    wrong = case.apply(rare_merge, _segments(case, model, corpus), as_pairs(case.ask("merges", built=model)))
+    merges = case.apply(as_pairs, case.ask("merges", built=model))
+    wrong = case.apply(rare_merge, _segments(case, model, corpus), merges)
     number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
     case.equal(
         wrong,

@@ -83,7 +83,7 @@ def test_what_is_seen_is_judged() -> None:
     report = check(Attention, kind="self_attention", profile="quick")
     judged = {r.id: r.outcome for r in report.results}
     assert judged["causality.no-future-influence"] == "PASS"
-    assert judged["causality.window"] == "PASS"
+    assert judged["causality.window"] == "OPEN"  # a window, or a mask too strict?
     assert any("window = 5" in note for note in report.subjects[0].probed)
 
 
