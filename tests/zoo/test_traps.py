@@ -78,15 +78,15 @@ def test_trap_passes(right: Trap, declared: Judged, asked: set[str]) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_trap_without_declarations_is_explained(declared: Judged) -> None:
-    right = declared.judge.subject
-    judge = Judge(replace(right, declares={}), QUICK, twin=declared.judge)
-    core = [prop for prop in select(level="core") if right.kind in prop.kinds]
+def test_a_trap_without_declarations_is_explained(right: Trap, declared: Judged) -> None:
+    subject = declared.judge.subject
+    judge = Judge(replace(subject, declares={}), QUICK, twin=declared.judge)
+    core = [prop for prop in select(level="core") if subject.kind in prop.kinds]
     results = [judge.judge(prop) for prop in core if not declared.says_the_same_of(judge.resolved, prop)]
     causes = [r.counterexample.cause for r in results if r.counterexample]
     told = [fact for fact in FACTS for cause in causes if "declare" in cause and f"{fact}" in cause]
     failed = failures([r for r in results if r.outcome != OPEN])
-    assert not failed or set(told) & set(right.declares), "\n".join([*failed, *causes])
+    assert not failed or set(told) & set(subject.declares), "\n".join([*failed, *causes])
     asked = {r.declare for r in results if r.outcome == OPEN}
     assert len(asked) <= MOST_QUESTIONS.get(right.id, 2), "\n".join(asked)
 
