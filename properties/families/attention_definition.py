@@ -356,7 +356,10 @@ def attention_is_a_hopfield_update(case: Case) -> None:
     source="Ainslie et al. 2023, section 2.2.",
     kinds=("attention",),
     level="extended",
-    unless=lambda s: None if s.fact("grouped_queries") else "the subject does not declare grouped_queries",
+    unless=(
+        lambda s: None if s.fact("grouped_queries") else "the subject does not declare grouped_queries",
+        excludes_fact("sink"),
+    ),
     catches=("HD05", "HD07"),
 )
 def grouped_heads_are_repeated_in_blocks(case: Case) -> None:

@@ -173,7 +173,7 @@ def right_padding_changes_nothing(case: Case) -> None:
     source="Batched generation pads on the left; absolute positions then count real tokens alone.",
     kinds=SEQUENCES,
     level="extended",
-    unless=(_PADDING, _padded_on("left")),  # type: ignore[arg-type]
+    unless=(_PADDING, _padded_on("left"), excludes_fact("prefix")),  # type: ignore[arg-type]
     sweeps_lengths=True,
     catches=("PM08", "PM04"),
     asks=("padding_side", "right"),

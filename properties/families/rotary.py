@@ -12,7 +12,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_fact, needs_mask
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.subject.paths import Path
@@ -256,7 +256,12 @@ def _shiftable(subject: Subject) -> str | None:
     source="Only differences of positions enter scores, and values carry no position.",
     kinds=tuple(k for k in SEQUENCES if k not in ("encoder_decoder", "cross_attention")),
     level="extended",
-    unless=(needs_fact("positions", "rotary", "alibi", "t5", "relative"), needs_mask("padding"), _shiftable),
+    unless=(
+        needs_fact("positions", "rotary", "alibi", "t5", "relative"),
+        needs_mask("padding"),
+        _shiftable,
+        excludes_fact("prefix"),
+    ),
     catches=("RP-values",),
 )
 def relative_models_ignore_a_common_shift(case: Case) -> None:
