@@ -1,8 +1,8 @@
 """Questions: what was seen to break may be a defect or the design, and only the subject's author knows which.
 
-Two ways lead to one. A property breaks whose premise nobody declared: `Property.asks` names the fact that would take
-it back, and a fact that only a probe found never fails a model. Or a probe sees what would narrow what is judged (a
-prefix, a window, a decoder that does not tell orders apart): it uses it, and asks.
+Four ways lead to one. A property, or one of its comparisons, names the fact that would take a violation back; the
+property rests on a fact that only a probe saw; a probe sees what would narrow what is judged (a prefix, a window, a
+decoder that does not tell orders apart), uses it, and asks; a cause names a fact, and with it the failure is gone.
 """
 
 from __future__ import annotations
