@@ -6,6 +6,7 @@ These hooks stand here, since the process that hands tests to the workers loads 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -37,6 +38,13 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     if isinstance(report, pytest.TestReport) and counting.does_not_apply(report):
         return "not applicable", "-", "NOT APPLICABLE"
     return None
+
+
+def pytest_collection_finish() -> None:
+    """Look no more for garbage among what was imported, and seldom elsewhere: a tenth of the time of small models."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,6 +7,7 @@ import html.parser
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from veriformer.ablations.measuring.profiling import kept_bytes
 from veriformer.ablations.statistics.fits import fit_power
 from veriformer.reports.ablation import figures, latex, markdown, page, write_report
 from veriformer.reports.ablation_tables import interval, number, p_value, table
+
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 NAMES = {"positions", "residual", "law", "initialisation", "profile"}
 
@@ -46,11 +49,12 @@ def test_rows_say_what_the_design_asks(record: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(record: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("report")
-    written = write_report(record, place)
-    assert {path.name for path in written} == {path.name for path in place.iterdir()}
-    return place
+def folder(record: dict[str, Any], once: Once) -> Path:
+    def write(place: Path) -> None:
+        written = write_report(record, place)
+        assert {path.name for path in written} == {path.name for path in place.iterdir()}
+
+    return once("report of the small run", write)
 
 
 def test_everything_is_written_and_opens(folder: Path) -> None:

@@ -15,6 +15,7 @@ from veriformer.reference.config import Config
 from veriformer.reference.model import build
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(
     ("thing", "kind", "name"),
     [
