@@ -280,3 +280,24 @@ def agrees_with_itself(bench: Workbench, built: Built, *inputs: Any) -> bool:
     """Whether two equal calls give the same output within rounding."""
     first, second = (bench.forward(built, *inputs) for _ in range(2))
     return worst_difference(first, second, size_of(second)).error <= 16 * epsilon(first.dtype)
+
+
+def mask_axes(bench: Workbench) -> int:
+    """Return how many axes the mask of a subject of kind attention has: 4 `[B, 1, T, S]`, 3 `[B, T, S]`, 2 `[T, S]`.
+
+    Tried one after another on sizes that all differ; 4 where none of them works, so that what it raises is seen.
+    """
+    return _kept(bench, ("mask axes",), lambda: _mask_axes(bench))
+
+
+def _mask_axes(bench: Workbench) -> int:
+    built = bench.pool.get(bench.configs[0], torch.float32)
+    q, k = torch.zeros(2, 3, 4, 8, device=bench.device), torch.zeros(2, 3, 5, 8, device=bench.device)
+    allow = torch.ones(2, 1, 4, 5, dtype=torch.bool, device=bench.device)
+    for axes, mask in ((4, allow), (3, allow[:, 0]), (2, allow[0, 0])):
+        try:
+            if bench.forward(built, q, k, k, attention_mask=mask).shape == q.shape:
+                return axes
+        except SubjectError:
+            continue
+    return 4

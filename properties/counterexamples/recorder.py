@@ -26,8 +26,8 @@ from veriformer.properties.subject.paths import DEFAULT, Path
 from veriformer.properties.subject.subject import Subject
 
 PARTS = (
-    "build", "forward", "weights", "embed", "cache", "generate", "projections", "accumulate", "decode", "train",
-    "words", "vocabulary", "merges", "scores",
+    "build", "forward", "weights", "embed", "cache", "generate", "projections", "router", "accumulate", "decode",
+    "train", "words", "vocabulary", "merges", "scores",
 )  # fmt: skip
 """Callables of a subject."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError, first_line
-from veriformer.properties.bench.measured import is_deterministic_in_training
+from veriformer.properties.bench.measured import is_deterministic_in_training, mask_axes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.drawing import Drawing
@@ -132,6 +132,33 @@ class Calling(Drawing):
         self._built = built
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        mask = given.get("attention_mask")
+        if self.subject.kind == "attention" and isinstance(mask, Tensor) and mask.ndim == 4:
+            axes = mask_axes(self.bench)
+            if axes < 4:
+                return self._with_axes(axes, path, built, args, given)
+        return self._call_or_plainly(path, built, args, given)
+
+    def _with_axes(self, axes: int, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+        """Call with masks of the axes that the subject takes; one sample after another where these hold no batch."""
+        mask = given["attention_mask"]
+        if mask.shape[1] > 1:
+            self.reject("its mask is one for all heads")
+        if axes == 3:
+            batch = args[0].shape[0]
+            return self._call_or_plainly(
+                path, built, args, {**given, "attention_mask": mask[:, 0].expand(batch, -1, -1)}
+            )
+        rows = [
+            self._call_or_plainly(
+                path, built, tuple(x[b : b + 1] for x in args), {**given, "attention_mask": mask[b % len(mask), 0]}
+            )
+            for b in range(args[0].shape[0])
+        ]
+        return torch.cat(rows)
+
+    def _call_or_plainly(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+        """Call on a path; where that is one of its extras and raises, without them."""
         is_extra = path is self._walking and (path.layout or path.autocast or path.compiled)
         try:
             return self._call_on(path, built, args, given)

@@ -261,6 +261,7 @@ class Case(Calling):
         expected: str = "",
         error: float = math.nan,
         cause: Cause | None = None,
+        asks: tuple[str, Any] | None = None,
     ) -> None:
         """Require equality of what is no tensor: a text, a list of tokens, a count.
 
@@ -272,6 +273,7 @@ class Case(Calling):
             expected: in words; the wanted value itself if left out.
             error: measured.
             cause: gives the likely cause, measured.
+            asks: `(fact, value)`: what to declare if that is by design; undeclared, it is a question.
 
         Raises:
             Violation: they differ.
@@ -285,6 +287,7 @@ class Case(Calling):
                 error=error,
                 path=self.path,
                 cause=cause,
+                asks=asks,
             )
 
     def _same_shape(self, got: Tensor, expected: Tensor, what: str) -> None:

@@ -51,6 +51,9 @@ def _hides(case: Case, stream: Stream, x: Tensor, everything: Tensor, place: int
         whole, partly = stream(x, everything, path=path), stream(x, hidden, path=path)
         others = [t for t in range(length) if t != place] if stream.per_position else [0]
         seeing = [t for t in others if t > place] if causal else others
+        if case.subject.fact("sparse") and stream.per_position:
+            moved = stream(changed, everything, path=path)
+            seeing = [t for t in seeing if not torch.equal(moved[:, t], whole[:, t])]  # blocks that do not hold it
         blind = [t for t in others if t < place] if causal else []
 
         def at(output: Tensor, positions: list[int]) -> Tensor:

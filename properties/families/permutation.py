@@ -14,7 +14,12 @@ from veriformer.properties.engine.stream import PER_POSITION, Stream
 from veriformer.properties.subject.paths import DEFAULT, Path
 from veriformer.properties.subject.subject import Subject
 
-_FREE = (needs_fact("positions", "none"), excludes_fact("causal"), excludes_fact("window"))
+_FREE = (
+    needs_fact("positions", "none"),
+    excludes_fact("causal"),
+    excludes_fact("window"),
+    excludes_fact("sparse"),  # blocks and windows tell positions apart
+)
 _SET = "Lee et al. 2019 (Set Transformer), property 1; Yun et al. 2020, claim 1."
 
 
@@ -92,7 +97,9 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
         other = stream.other(x)
         last = torch.cat([x[:, :-1], other[:, -1:]], dim=1)
         before, after = stream(x, path=path)[:, :-1], stream(last, path=path)[:, :-1]
-        if worst_difference(after, before, size_of(plain)).error <= limit:
+        first = stream(torch.cat([other[:, :1], x[:, 1:]], dim=1), path=path)[:, -1]
+        seen = worst_difference(first, plain[:, -1], size_of(plain)).error > limit
+        if seen and worst_difference(after, before, size_of(plain)).error <= limit:
             return "earlier outputs do not depend on the last input: a causal mask is applied"
         constant = stream(x[:, :1].expand_as(x).contiguous(), path=path)
         spread = (constant - constant[:, :1]).abs().max()

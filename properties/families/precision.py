@@ -16,6 +16,7 @@ from veriformer.properties.bench.measured import given_dtype, half_tolerance_of,
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.engine.calling import Caller, refuses
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
@@ -59,15 +60,21 @@ def _judge(case: Case, dtype: torch.dtype) -> None:
         if dtype != torch.float32 and makes_choices(case.bench, low):
             case.reject("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
         tensors = _far(case, low, tensors)
-        answers = [
-            (given, case.call(low, *tensors, *inputs.extras, **given).detach()) for given in _masks(case, tensors)
-        ]
+        answers: list[tuple[dict[str, Any], Tensor]] = [({}, case.call(low, *tensors, *inputs.extras).detach())]
         tolerance = tolerance_of(case.bench, low)
     except SubjectError as problem:
         if _is_refusal(problem):
             case.witness()
             return
         raise
+    for given in _masks(case, tensors):
+        try:
+            answers.append((given, case.call(low, *tensors, *inputs.extras, **given).detach()))
+        except SubjectError as problem:
+            if "overflow" in str(problem) and case.subject.fact("half_precision") is not False:
+                _does_not_fit(case, case.caller(low, *tensors, *inputs.extras, *given.values()), dtype)
+            if not _is_refusal(problem):
+                raise
     if is_swamped(case.bench, low):
         case.reject("it amplifies rounding beyond what this dtype can show")
     wide = replace(case.copy_of(low), dtype=torch.float64)
@@ -104,20 +111,32 @@ def _far(case: Case, low: Built, tensors: list[Tensor]) -> list[Tensor]:
     return [x, positions + 500]
 
 
+def _does_not_fit(case: Case, call: Caller, dtype: torch.dtype) -> None:
+    """Fail since a forward that runs without a mask raises under one."""
+    case.require(
+        ~case.apply(refuses, call),
+        f"in {_name(dtype)} it runs without a mask and raises under one",
+        got="an overflow",
+        expected="an answer",
+        cause=lambda: f"a number that the mask puts in place of a score does not fit {_name(dtype)}: overflow",
+        asks=("half_precision", False),
+    )
+
+
 def _masks(case: Case, tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Return no mask, and one that hides the last key or position where the subject takes one."""
+    """Return a mask that hides the last key or position, where the subject takes one."""
     subject = case.subject
     if not subject.accepts("attention_mask"):
-        return [{}]
+        return []
     if subject.kind == "attention" and subject.takes_mask("pairwise"):
         query, key = tensors[:2]
         mask = torch.ones(query.shape[0], 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     elif subject.kind != "attention" and subject.takes_mask("padding"):
         mask = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=tensors[0].device)
     else:
-        return [{}]
+        return []
     mask[..., -1] = False
-    return [{}, {"attention_mask": mask}]
+    return [{"attention_mask": mask}]
 
 
 def _is_refusal(problem: SubjectError) -> bool:

@@ -262,7 +262,7 @@ def _shiftable(subject: Subject) -> str | None:
         _shiftable,
         excludes_fact("prefix"),
     ),
-    catches=("RP-values",),
+    catches=("RP12",),
 )
 def relative_models_ignore_a_common_shift(case: Case) -> None:
     """A rotation of the values (without the inverse on the outputs) would leave absolute positions in the stream. Shown

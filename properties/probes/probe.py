@@ -21,9 +21,11 @@ from veriformer.properties.probes.behaviour import (
 )
 from veriformer.properties.probes.findings import Finding, Probe, Question
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
+from veriformer.properties.probes.limits import longest_sequence
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
 PROBES: Sequence[Probe] = (
+    longest_sequence,
     what_reaches_what,
     where_positions_enter,
     order_matters,

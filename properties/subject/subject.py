@@ -43,6 +43,7 @@ class Subject:
         generate: `generate(model, tokens, steps, use_cache)`: tokens `[B, T + steps]`, greedily chosen.
         projections: `projections(model)`: writable views `q, k, v, o` `[out, in]` (and `q_bias` ... where present).
         backends: name to a factory of context managers; each selects one implementation while it is open.
+        router: `router(model, x [B,T,D])`: the weights `[B, T, E]` by which experts are mixed; 0: not chosen.
         accumulate: `accumulate(model, pairs)`: one loss of several (logits, labels), as gradient accumulation has it.
         decode: `decode(model, ids)`: the text of token ids.
         train: `train(texts, vocab_size)`: a tokenizer trained on texts.
@@ -69,6 +70,7 @@ class Subject:
     generate: Callable[..., Any] | None = None
     projections: Callable[[Any], Mapping[str, Any]] | None = None
     backends: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+    router: Callable[..., Any] | None = None
     accumulate: Callable[..., Any] | None = None
     decode: Callable[..., Any] | None = None
     train: Callable[..., Any] | None = None

@@ -104,7 +104,7 @@ def test_a_killed_worker_of_this_machine_loses_nothing(copies: None) -> None:
     with local(1) as executor:
         dying = Deathbed(executor)
         assert losses(dying, wanted) == losses_here(wanted)
-        assert dying.asked == 5
+        assert dying.asked >= 5  # one again; all that waited, where the pool noticed late and broke
         assert process_of(executor) != dying.process
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference import model as reference_model
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.parts import SelfAttention, layer, model
+from veriformer.tests.mutants.mending import put
+from veriformer.tests.mutants.parts import SelfAttention, layer, model, self_attention
 
 
 def _layer(weights: Any) -> Subject:
@@ -172,3 +174,54 @@ def positions_by_sample() -> Subject:
         built.embedding.positions = Wrong()
 
     return model(change, architecture="encoder")
+
+
+@fault(
+    "PM06",
+    "The mask's fill value does not fit float16, so that a masked forward raises there",
+    killed_by=("numerics.precision-ladder",),
+    cause="overflow",
+)
+def fill_of_another_dtype() -> Subject:
+    fill = put(-1e9, instead_of=-1e4)
+
+    class Filled(SelfAttention):
+        def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None, None, :], fill)
+            return scores.softmax(dim=-1)
+
+    return self_attention(Filled, empty_row="mean")
+
+
+@fault(
+    "RB09",
+    "Windows are padded behind the mask, so that the zeros of an incomplete window are seen as keys",
+    killed_by=("padding.amount-irrelevant",),
+    cause="",
+)
+def unmasked_rest() -> Subject:
+    seen = put(True, instead_of=False)
+
+    class Windows(nn.Module):
+        """Attention inside windows of four positions; the last one is filled up with zeros."""
+
+        def __init__(self, config: DrawnConfig) -> None:
+            super().__init__()
+            self.inner = SelfAttention(config)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            batch, length, width = x.shape
+            rest = -length % 4
+            mask = torch.ones(batch, length, dtype=torch.bool) if attention_mask is None else attention_mask
+            mask = torch.nn.functional.pad(mask, (0, rest), value=seen)
+            windows = torch.nn.functional.pad(x, (0, 0, 0, rest)).reshape(-1, 4, width)
+            output = self.inner(windows, mask.reshape(-1, 4)).reshape(batch, -1, width)
+            return x + output[:, :length]
+
+    return Subject(
+        kind="layer",
+        build=Windows,
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares={"causal": False, "positions": "other", "sparse": True, "structure": "other", "padding_side": "right"},
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from veriformer.properties.adapters.reference_models import facts_of, forward
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.mending import as_it_is, put
-from veriformer.tests.mutants.parts import model
+from veriformer.tests.mutants.parts import model, sized
 
 _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement": "pre"}
 
@@ -130,9 +132,28 @@ def capped() -> Subject:
             )
         )
 
-    def forward(m: Any, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return m(tokens, attention_mask)
-
     return Subject(
         kind="encoder", build=make, forward=forward, declares={**_FACTS, "causal": False, "positions": "sinusoidal"}
     )
+
+
+@fault(
+    "EM06",
+    "The count takes the tied table away, and then the output projection, which is the same matrix",
+    killed_by=("parameters.tied",),
+    cause="",
+)
+def taken_away_twice() -> Subject:
+    again = put(1, instead_of=0)
+
+    def change(built: nn.Module) -> None:
+        whole, table = sum(p.numel() for p in built.parameters()), built.embedding.tokens.weight.numel()
+        built.num_parameters = lambda: whole - table - again * table
+
+    def make(config: Any) -> nn.Module:
+        built = build(sized(config, architecture="decoder", tied=True))
+        change(built)
+        return built
+
+    facts = facts_of(sized(DrawnConfig(), architecture="decoder", tied=True))
+    return Subject(kind="decoder", build=make, forward=forward, declares=facts)

@@ -262,7 +262,7 @@ def even() -> Subject:
     return _rotary(lambda x, p: x * (1 + 0 * _angles(x, p).cos().to(x.dtype).repeat_interleave(2, -1)))
 
 
-@fault("RP-values", "Values are rotated too", killed_by=("rotary.values-untouched",), cause="shifting all positions")
+@fault("RP12", "Values are rotated too", killed_by=("rotary.values-untouched",), cause="shifting all positions")
 def values_rotated() -> Subject:
     class Wrong(MultiHeadAttention):
         def forward(self, x: Tensor, memory: Any = None, **given: Any) -> Any:

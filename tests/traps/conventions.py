@@ -186,7 +186,7 @@ def other_order() -> Subject:
                 scores = scores.masked_fill((difference != 0)[:, None], -100.0 * 1e3)
             return scores.softmax(-1)
 
-    return layer(Windows, causal=False, positions="none")
+    return layer(Windows, causal=False, positions="none", half_precision=False)
 
 
 @trap("T37", "Softmax then top-k then renormalised, or top-k then softmax", "NVIDIA/Megatron-LM#955")

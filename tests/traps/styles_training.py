@@ -82,3 +82,39 @@ def padding_id() -> Subject:
 @trap("style-loss-smoothed", "The target is smoothed, which nobody need say", "fairseq label_smoothed_cross_entropy")
 def smoothed() -> Subject:
     return _loss(smoothing=0.1, label_smoothing=0.1)
+
+
+@trap("style-low-rank", "A frozen matrix and a trained one of low rank beside it", "microsoft/LoRA")
+def low_rank() -> Subject:
+    class Adapted(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.a, self.b = nn.Linear(width, 2, bias=False), nn.Linear(2, 2 * width, bias=False)
+            self.up.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(functional.gelu(self.up(x) + self.b(self.a(x))))  # type: ignore[no-any-return]
+
+    return Subject(
+        kind="feed_forward", build=lambda c: Adapted(c.d_model), forward=lambda m, x: m(x),
+        declares={"frozen": True, "activation": "other", "structure": "other"},
+    )  # fmt: skip
+
+
+@trap("style-master-weights", "All parameters are bfloat16; the optimiser keeps copies in float32", "NVIDIA/apex")
+def master_weights() -> Subject:
+    class Norm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x.float() if x.dtype != torch.float64 else x
+            normed = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+            return normed.to(x.dtype) * self.weight.to(x.dtype)
+
+    return Subject(
+        kind="norm", build=lambda c: Norm(c.d_model), forward=lambda m, x: m(x),
+        declares={"norm": "rms", "master_weights": True},
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Training: a few steps move all that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.measured import given_dtype
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.calling import Caller
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import KINDS
+
+_KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("softmax", "attention"))
+STEPS = 8  # a layer that stochastic depth drops half of the time is missed in all of them once in 256 draws; then 64
+RATE = 1e-3
+
+
+@holds(
+    "training.parameters-move",
+    statement="In a few steps of an optimiser every trainable parameter moves, in the numbers that it is kept in.",
+    formula="theta_k != theta_0 where d f / d theta != 0; |step| >= u |theta| / 2, or rounding holds it still",
+    source="Definition of training; documented bug NM13: gains of 1 in bfloat16 never moved in thousands of steps.",
+    kinds=_KINDS,
+    level="extended",
+    requires=("parameters.all-used",),
+    unless=needs_module,
+    examples_factor=0.1,
+    catches=("NM13", "IN-frozen"),
+)
+def all_that_is_trained_moves(case: Case) -> None:
+    """Eight steps of 0.001 against the sign of the gradient, which is what Adam does first, in train mode and in the
+    dtype that the parameters are built in. Left out is what has no gradient in eval mode either, on the same inputs
+    (experts nobody chose). A weight or a norm that asks for no gradient while others do is a question, and so is one
+    that rounding holds still: an optimiser may keep float32 copies.
+    """
+    built = _as_it_is_built(case)
+    module = built.module
+    if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
+        case.integer("none", 0, 1)
+        case.witness()
+        return
+    frozen = [] if case.subject.fact("frozen") else case.apply(not_trained, module)
+    case.equal(
+        frozen, [], f"{len(frozen)} weights ask for no gradient, so they are never trained, while others are",
+        got=", ".join(frozen[:4]) + (" ..." if len(frozen) > 4 else ""), expected="none", asks=("frozen", True),
+    )  # fmt: skip
+    batches = [_batch(case, built) for _ in range(3)]
+    output = case.call(built, *batches[0])
+    if not output.requires_grad:
+        case.does_not_apply("its output has no gradient")
+    weight = case.normal(*output.shape, dtype=output.dtype)
+    call = case.caller(built)
+    problem, still, unreached = case.apply(train_a_little, call, module, batches, weight, STEPS)
+    if unreached:
+        problem, still, unreached = case.apply(train_a_little, call, module, batches, weight, 8 * STEPS)
+    case.equal(problem, "", "a step of training that follows another raises", got=problem, expected="another step")
+    case.equal(
+        unreached, [], f"{len(unreached)} parameters have a gradient in eval mode and none in train mode",
+        got=", ".join(unreached[:4]), expected="a gradient for each",
+        cause=lambda: "in train mode they are detached or left out, so that they are never trained",
+    )  # fmt: skip
+    if case.subject.fact("master_weights"):
+        case.witness()
+        return
+    rounded = [p.dtype for name, p in module.named_parameters() if name in still and p.dtype.itemsize < 4]
+    case.equal(
+        still, [], f"{len(still)} parameters with a gradient stay as they are, to the last bit, for {STEPS} steps",
+        got=", ".join(still[:4]), expected="every one moves",
+        cause=lambda: (
+            f"steps of {RATE:g} are below the rounding of {str(rounded[0]).removeprefix('torch.')} at their size: "
+            "they never move"
+            if rounded
+            else "something puts their values back in every forward"
+        ),
+        asks=("master_weights", True) if rounded else None,
+    )  # fmt: skip
+    case.witness()
+
+
+def _as_it_is_built(case: Case) -> Built:
+    """Return a model of its own in the dtypes of its parameters, whichever these are; inputs have that of most."""
+    if case.subject.module is not None:
+        built = case.copy_of(case.built(dtype=given_dtype(case.bench)))
+    else:
+        built = Built(case.ask("build", case.config()), case.config(), torch.float32, is_fresh=False)
+    if not isinstance(built.module, nn.Module):
+        return built
+    case.apply(moved_to, built.module, str(case.bench.device))
+    sizes: dict[torch.dtype, int] = {torch.float32: 0}
+    for p in built.module.parameters():
+        if p.is_floating_point():
+            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
+    return replace(built, dtype=max(sizes, key=lambda dtype: sizes[dtype]))
+
+
+def moved_to(module: nn.Module, device: str) -> None:
+    """Move a model to a device, in eval mode."""
+    module.to(device).eval()
+
+
+def _batch(case: Case, built: Built) -> list[Tensor]:
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    return [*(x.to(case.bench.device) for x in inputs.tensors), *inputs.extras]
+
+
+def not_trained(module: nn.Module) -> list[str]:
+    """Return the names of the weights of linear maps, norms and attention that ask for no gradient."""
+    kinds = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention)
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, part in module.named_modules()
+        if isinstance(part, kinds)
+        for name, parameter in part.named_parameters(recurse=False)
+        if not parameter.requires_grad
+    ]
+
+
+def train_a_little(
+    call: Caller, module: nn.Module, batches: list[list[Tensor]], weight: Tensor, steps: int
+) -> tuple[str, list[str], list[str]]:
+    """Take steps against the sign of the gradient, in train mode.
+
+    Returns:
+        what a step raised, the parameters that have a gradient and did not move, and those that have one in eval mode
+        alone.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel()]
+    before = [p.detach().clone() for _, p in named]
+    reached: dict[bool, set[str]] = {True: set(), False: set()}
+    was = module.training
+    try:
+        for training in (False, True):
+            module.train(training)
+            for step in range(steps if training else len(batches)):
+                output = call(*batches[step % len(batches)])
+                total = (output * weight).sum() if output.shape == weight.shape else output.sum()
+                for (name, p), gradient in zip(named, _gradients(total, [p for _, p in named]), strict=True):
+                    if gradient is None:
+                        continue
+                    dense = gradient.to_dense() if gradient.is_sparse else gradient
+                    if dense.any():
+                        reached[training].add(name)
+                    if training:
+                        with torch.no_grad():
+                            p.sub_(1e-3 * dense.sign())
+        call(*batches[0])  # what is put back in every forward is so now
+        told = ""
+    except RuntimeError as raised:
+        told = str(raised).splitlines()[0][:200]
+    finally:
+        module.train(was)
+    still = [n for (n, p), b in zip(named, before, strict=True) if n in reached[True] and torch.equal(p.detach(), b)]
+    return told, still, sorted(reached[False] - reached[True])
+
+
+def _gradients(total: Tensor, leaves: list[nn.Parameter]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(total, leaves, allow_unused=True) if total.requires_grad else [None] * len(leaves)

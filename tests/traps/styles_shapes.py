@@ -1,0 +1,68 @@
+"""Right implementations that take masks and lengths of other shapes than most do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+from veriformer.tests.traps import trap
+
+
+@trap("style-mask-three-axes", "A kernel whose mask is [B, T, S], the same for all heads")
+def three_axes() -> Subject:
+    def forward(
+        model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if attention_mask is not None:
+            batch, queries, keys = attention_mask.shape
+            scores = scores.masked_fill(~attention_mask.view(batch, 1, queries, keys), -torch.inf)
+        if causal:
+            behind = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+            scores = scores.masked_fill(~behind, -torch.inf)
+        return scores.softmax(-1).nan_to_num(0.0) @ v
+
+    return Subject(kind="attention", forward=forward, declares={"empty_row": "zeros"})
+
+
+@trap("style-mask-two-axes", "A kernel whose mask is [T, S], one for the whole batch")
+def two_axes() -> Subject:
+    def forward(
+        model: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if attention_mask is not None:
+            queries, keys = attention_mask.shape
+            scores = scores.masked_fill(~attention_mask.view(1, 1, queries, keys), -torch.inf)
+        if causal:
+            behind = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+            scores = scores.masked_fill(~behind, -torch.inf)
+        return scores.softmax(-1).nan_to_num(0.0) @ v
+
+    return Subject(kind="attention", forward=forward, declares={"empty_row": "zeros"})
+
+
+@trap("style-short-table", "A table of 20 positions, whatever length was asked for", "karpathy/nanoGPT")
+def short_table() -> Subject:
+    class Model(nn.Module):
+        def __init__(self, config: DrawnConfig) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(config.vocab_size, config.d_model), nn.Embedding(20, config.d_model)
+            layer = nn.TransformerEncoderLayer(config.d_model, config.num_heads, config.d_ff, 0.0, batch_first=True)
+            self.stack = nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
+            self.head = nn.Linear(config.d_model, config.vocab_size)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            length = tokens.shape[1]
+            ahead = nn.Transformer.generate_square_subsequent_mask(length, dtype=self.head.weight.dtype)
+            x = self.tokens(tokens) + self.places(torch.arange(length))
+            return self.head(self.stack(x, mask=ahead, is_causal=True))  # type: ignore[no-any-return]
+
+    return Subject(
+        kind="decoder", build=Model, forward=lambda m, tokens: m(tokens),
+        declares={"causal": True, "positions": "learned", "max_len": 20},
+    )  # fmt: skip
