@@ -18,6 +18,8 @@ from veriformer.properties.subject.palette import palette
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
+WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
+
 
 @dataclass
 class Built:
@@ -29,6 +31,8 @@ class Built:
         dtype: of its parameters and floating point inputs.
         is_fresh: built by the suite (weights re-drawn), rather than given.
         is_raw: built by the suite, with the weights of its own initialisation.
+        seed: of torch's generator while it was built.
+        is_as_built: its parameters have the dtypes that `build` gave them.
     """
 
     module: Any
@@ -36,9 +40,8 @@ class Built:
     dtype: torch.dtype
     is_fresh: bool
     is_raw: bool = False
-
-
-WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
+    seed: int = WEIGHT_SEED
+    is_as_built: bool = False
 
 
 class ModelPool:
@@ -71,25 +74,43 @@ class ModelPool:
             self._built[key] = self._make(config, dtype, raw)
         return self._handed_out(self._built[key])
 
-    def fresh(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
-        """Return a model of its own, free to be altered (a copy where an instance was given)."""
-        return self._handed_out(self._make(config, dtype, raw, copied=True))
+    def fresh(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False, seed: int = WEIGHT_SEED) -> Built:
+        """Return a model of its own, free to be altered (a copy where an instance was given).
+
+        Args:
+            config: sizes.
+            dtype: parameter dtype.
+            raw: keep the weights of the subject's own initialisation.
+            seed: of torch's generator while it is built.
+        """
+        return self._handed_out(self._make(config, dtype, raw, copied=True, seed=seed))
+
+    def as_built(self, config: DrawnConfig) -> Built:
+        """Return a model of its own with its own weights in the dtypes that `build` gives; inputs have that of most."""
+        built = self._make(config, None, raw=True)
+        sizes: dict[torch.dtype, int] = {torch.float32: 0}
+        for p in built.module.parameters() if isinstance(built.module, nn.Module) else ():
+            if p.is_floating_point():
+                sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
+        return self._handed_out(replace(built, dtype=max(sizes, key=lambda dtype: sizes[dtype]), is_as_built=True))
 
     def _handed_out(self, built: Built) -> Built:
         if self.told:
             self.told(built)
         return built
 
-    def _make(self, config: DrawnConfig, dtype: torch.dtype, raw: bool, copied: bool = False) -> Built:
-        subject = self.subject
+    def _make(
+        self, config: DrawnConfig, dtype: torch.dtype | None, raw: bool, copied: bool = False, seed: int = WEIGHT_SEED
+    ) -> Built:
+        subject, named = self.subject, dtype or torch.float32
         if subject.is_functional:
-            return Built(None, config, dtype, is_fresh=False)
+            return Built(None, config, named, is_fresh=False)
         if subject.module is not None:
-            return Built(self._adopted(dtype, copied), config, dtype, is_fresh=False)
+            return Built(self._adopted(named, copied), config, named, is_fresh=False)
         assert subject.build is not None
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            reseed(WEIGHT_SEED)
+            reseed(seed)
             try:
                 module = subject.build(config)
             except Exception as problem:
@@ -102,7 +123,7 @@ class ModelPool:
             module = module.to(self.device).to(dtype).eval()
             if not raw:
                 redraw_weights(module, WEIGHT_SEED)
-        return Built(module, config, dtype, is_fresh=True, is_raw=raw)
+        return Built(module, config, named, is_fresh=True, is_raw=raw, seed=seed)
 
     def _adopted(self, dtype: torch.dtype, copied: bool) -> Any:
         module = self.subject.module

@@ -141,12 +141,15 @@ def attention_cause(
             return "the output equals attention with key-value heads tiled instead of repeated one after another"
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     found = []
+    # what no query may see does not enter the right output, however loud it is: nor may it widen what counts as equal
+    seen = None if allow is None else allow.expand(*got.shape[:3], -1).any(2)[..., None].to(got.device)
+    sums = (key, value) if seen is None else (key.masked_fill(~seen, 0.0), value.masked_fill(~seen, 0.0))
     for words, formula in _candidates(query, key, value, scale, allow):
         # a wrong scale may exceed the declared one, and so may its rounding: the bound follows the larger score
         largest = query.shape[-1] ** 0.5 if "sqrt(d_head) =" in words else max(scale, 1.0)
         guess = formula()
         if guess.shape == got.shape:
-            error = worst_difference(got, guess, 2 * attention_bound(query, key, value, largest)).error
+            error = worst_difference(got, guess, 2 * attention_bound(query, *sums, largest)).error
             found += [words] if error <= 1 else []
     told = "; or ".join(found[:3])
     return f"{told} (declare attention_scale if that is meant)" if "with scale" in told else told or None

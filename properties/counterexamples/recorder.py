@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import WEIGHT_SEED, Built
 from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.modes import in_modes, left, seeded
 from veriformer.properties.counterexamples.names import Names, one_of_its_own
@@ -62,7 +62,9 @@ class Recorder(TorchFunctionMode):
         if built.is_fresh:
             where = "" if self._device.type == "cpu" else f", device='{self._device}'"
             raw = ", redrawn=False" if built.is_raw else ""
-            making = f"{MADE}({self._names.expression(built.config)}, {built.dtype}{raw}{where})"
+            seed = "" if built.seed == WEIGHT_SEED else f", seed={built.seed}"
+            dtype = None if built.is_as_built else built.dtype
+            making = f"{MADE}({self._names.expression(built.config)}, {dtype}{raw}{where}{seed})"
         elif built.module is self._subject.module:
             making = f"{MODULE}.eval()" if isinstance(built.module, nn.Module) else MODULE
         else:

@@ -21,10 +21,10 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
 from veriformer.properties.subject import layouts
 
-_BUILDING = f'''def {MADE}(config, dtype, redrawn=True, device="cpu"):
+_BUILDING = f'''def {MADE}(config, dtype, redrawn=True, device="cpu", seed={WEIGHT_SEED}):
     """Build the model of these sizes with weights that are the same each time."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed({WEIGHT_SEED})
+        torch.manual_seed(seed)
         model = build(config)
         if isinstance(model, torch.nn.Module):
             model = model.to(device).to(dtype).eval()

@@ -69,7 +69,7 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
 def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
     """Return every way to read the linear maps of a module for an activation; empty if their shapes do not fit.
 
-    SwiGLU may have its gate first or second, or both in one map.
+    SwiGLU may have its gate first or second, or both in one map, by halves or by turns.
     """
     if not isinstance(module, nn.Module):
         return []
@@ -90,9 +90,9 @@ def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
         return [Reading((up,), downs[0]) for up in ups if up[0].shape[0] == inner]
     if len(ups) == 1 and ups[0][0].shape[0] == 2 * inner:
         w, b = ups[0]
-        halves = [(w[i * inner : (i + 1) * inner], b if isinstance(b, float) else b[i * inner : (i + 1) * inner])
-                  for i in range(2)]  # fmt: skip
-        ups = halves
+        layouts = ((slice(0, inner), slice(inner, None)), (slice(0, None, 2), slice(1, None, 2)))
+        parts = [[(w[rows], b if isinstance(b, float) else b[rows]) for rows in layout] for layout in layouts]
+        return [Reading(pair, downs[0]) for part in parts for pair in permutations(part, 2)]
     return [Reading(pair, downs[0]) for pair in permutations(ups, 2) if all(u[0].shape[0] == inner for u in pair)]
 
 

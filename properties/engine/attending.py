@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.attention import attention_bound, attention_oracle
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
 from veriformer.properties.subject.paths import DEFAULT, Path
+
+TILES = (9, 17, 33)
+"""Lengths of one position more than a tile of a kernel."""
+
+
+def _has_parameters(built: Built) -> bool:
+    return isinstance(built.module, nn.Module) and next(built.module.parameters(), None) is not None
 
 
 class Attending:
@@ -27,10 +35,11 @@ class Attending:
         self.case = case
         self.built = case.built()
         batch = case.integer("B", 1, 2)
-        self.heads = heads or case.choice("H", (2, 3, 1))
-        queries = case.choice("T", (3, 2, 5, 7, 1))  # with one query a mask has no shape
-        width = d_head or case.choice("K", (4, 8, 16, 64))
-        keys = keys or case.integer("S", 2, 9)
+        own = _has_parameters(self.built) and self.built.config  # of one number of heads and channels
+        self.heads = own.num_heads if own else heads or case.choice("H", (2, 3, 1))
+        queries = case.choice("T", (3, 2, 5, 7, 1, *TILES))  # with one query a mask has no shape
+        width = own.d_head if own else d_head or case.choice("K", (4, 8, 16, 64))
+        keys = keys or case.integer("S", 2, max(9, queries + 1))
         dtype = self.built.dtype
         self.query = case.normal(batch, self.heads, queries, width, dtype=dtype)
         self.key = case.normal(batch, self.heads, keys, width, dtype=dtype)

@@ -202,11 +202,11 @@ class Case(Calling):
                 asks=asks,
             )
 
-    def finite(self, value: Tensor, what: str) -> None:
-        """Require every entry to be finite."""
+    def finite(self, value: Tensor, what: str, *, asks: tuple[str, Any] | None = None) -> None:
+        """Require every entry to be finite; `asks` as in `close`."""
         self._on_record("finite", value)
         if not bool(value.isfinite().all()):
-            raise Violation(headline=what, got=non_finite(value), expected="finite numbers", path=self.path)
+            raise Violation(headline=what, got=non_finite(value), expected="finite numbers", path=self.path, asks=asks)
 
     def require(
         self,

@@ -159,6 +159,8 @@ class Stream:
         module = self.built.module
         if not isinstance(module, nn.Module):
             return None
+        if x.shape[0] == x.shape[1] and torch.equal(x, x.T):
+            self.case.reject("a model that puts time first embeds the same tokens in another order")
         leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
         if leaf is None:
             return None

@@ -347,32 +347,3 @@ def attention_is_a_hopfield_update(case: Case) -> None:
         bound=drawn.bound(x, x, x),
     )
     case.witness()
-
-
-@holds(
-    "attention.grouped-queries",
-    statement="Grouped queries equal full heads with each key-value head repeated for its group.",
-    formula="A(q, k, v)_h uses k, v of head h // (H / G)",
-    source="Ainslie et al. 2023, section 2.2.",
-    kinds=("attention",),
-    level="extended",
-    unless=(
-        lambda s: None if s.fact("grouped_queries") else "the subject does not declare grouped_queries",
-        excludes_fact("sink"),
-    ),
-    catches=("HD05", "HD07"),
-)
-def grouped_heads_are_repeated_in_blocks(case: Case) -> None:
-    """1 < G < H, since one group or as many as heads hide tiling."""
-    groups, repeats = case.choice("G", (2, 3)), case.choice("repeats", (2, 3))
-    drawn = Attending(case, heads=groups * repeats)
-    key, value = drawn.key[:, :groups].contiguous(), drawn.value[:, :groups].contiguous()
-    got = drawn(key=key, value=value)
-    case.close(
-        got,
-        drawn.oracle(key=key, value=value),
-        "grouped heads do not use the key-value head of their group",
-        bound=drawn.bound(key=key, value=value),
-        cause=lambda: attention_cause(got, drawn.query, key, value, drawn.scale),
-    )
-    case.witness()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region
@@ -24,12 +24,23 @@ _PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"), excludes_fact(
 
 
 class _Module:
-    """A model of its own, its projections, and one pair of inputs."""
+    """A model of its own, its projections, and one pair of inputs.
+
+    Attributes:
+        asks: what to declare where it has matrices besides its projections (a table by distance, say) and is not the
+            textbook's; None where it has none.
+    """
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.built: Built = case.built(fresh=True)
         self.parts: Mapping[str, Tensor] = case.bench.call(case.subject.projections, self.built.module)
+        known = {p.untyped_storage().data_ptr() for p in self.parts.values()}
+        all_of_it = self.built.module.parameters() if isinstance(self.built.module, nn.Module) else ()
+        more = any(p.ndim > 1 and p.untyped_storage().data_ptr() not in known for p in all_of_it)
+        if more and case.subject.fact("structure") == "other":
+            case.does_not_apply("it has matrices besides its projections")
+        self.asks = ("structure", "other") if more else None
         config = self.built.config
         self.heads = config.num_heads
         self.d_head = self.parts["q"].shape[0] // self.heads
@@ -77,7 +88,7 @@ def heads_add_up(case: Case) -> None:
     if "o_bias" in module.parts:
         total = total + module.parts["o_bias"].detach().double().cpu()
     got = module.output()
-    case.close(got, total.to(got.device), "the output is not the sum over heads of A X W_V W_O")
+    case.close(got, total.to(got.device), "the output is not the sum over heads of A X W_V W_O", asks=module.asks)
     case.witness()
 
 
@@ -106,7 +117,7 @@ def returned_weights_are_the_real_ones(case: Case) -> None:
         scores = scores.masked_fill(~causal_region(scores.shape[-1], case.subject.fact("window")), -torch.inf)
     expected = softmax_oracle(scores).to(got.device)
     case.close(got, expected, "the returned weights are not softmax(scale q k^T)",
-               bound=case.tolerance(module.built) * size_of(expected))  # fmt: skip
+               bound=case.tolerance(module.built) * size_of(expected), asks=module.asks)  # fmt: skip
     case.witness()
 
 
@@ -140,7 +151,8 @@ def heads_have_no_order(case: Case) -> None:
                 if part in module.parts:
                     module.parts[part].copy_(module.parts[part][index].clone())
         module.parts["o"].copy_(module.parts["o"][:, module.rows("o", heads)].clone())
-    case.close(module.output(), before, "permuting the heads in all projections changes the output")
+    case.close(module.output(), before, "permuting the heads in all projections changes the output",
+               asks=module.asks)  # fmt: skip
     case.witness()
 
 
@@ -172,7 +184,8 @@ def bases_inside_heads_are_free(case: Case) -> None:
             rows = slice(group * width, (group + 1) * width)
             _turn(module.parts, "k", rows, turns[2 * group])
             _turn(module.parts, "v", rows, turns[2 * group + 1])
-    case.close(module.output(), before, "a change of basis inside a head, undone on the other side, changes the output")
+    case.close(module.output(), before, "a change of basis inside a head, undone on the other side, changes the output",
+               asks=module.asks)  # fmt: skip
     case.witness()
 
 
@@ -220,6 +233,7 @@ def every_projection_matters(case: Case) -> None:
     case.require(
         error <= limit,
         "with the value projection zeroed something else than the output bias remains: values come from elsewhere",
+        asks=module.asks,
         got=f"{error:.3g}",
         expected="0",
         error=error,
@@ -272,15 +286,51 @@ def the_memory_is_a_set(case: Case) -> None:
     catches=("XA01", "XA02", "XA08"),
 )
 def the_memory_is_read(case: Case) -> None:
-    """A decoder that attends to itself instead passes every test of shape."""
+    """A decoder that attends to itself instead passes every test of shape. Every query sees every position; in
+    attention itself no query sees another.
+    """
     stream = Stream(case, case.built(), side="source")
     memory = stream.draw(6, case.length("T", low=2))
-    at = case.integer("at", 0, memory.shape[1] - 1)
+    for at in sorted({case.integer("at", 0, memory.shape[1] - 1), memory.shape[1] - 1}):
+        _is_read(case, stream, memory, at)
+    other = Stream(case, stream.built, side="target")
+    target = other.draw(6, 4)
+    case.differs(other(other.other(target)), other(target), "replacing the queries' side changes no output")
+    if case.subject.kind == "cross_attention":
+        first = torch.cat([other.other(target)[:, :1], target[:, 1:]], dim=1)
+        case.close(
+            other(first)[:, 1:], other(target)[:, 1:], "replacing one query changes the outputs of others",
+            cause=lambda: "weights are shared out among queries: the softmax, or a mean, runs over them",
+        )  # fmt: skip
+    case.witness()
+
+
+def _is_read(case: Case, stream: Stream, memory: Tensor, at: int) -> None:
+    """Require one position of the memory to reach every query."""
     changed = memory.clone()
     changed[:, at] = stream.other(memory)[:, at]
     before, after = stream(memory), stream(changed)
     case.differs(after, before, f"replacing position {at} of the memory changes no output")
-    other = Stream(case, stream.built, side="target")
-    target = other.draw(6, 4)
-    case.differs(other(other.other(target)), other(target), "replacing the queries' side changes no output")
-    case.witness()
+    if case.subject.fact("sparse"):
+        return
+    blind = (after == before).flatten(2).all(-1).all(0)
+    case.require(
+        ~blind.any(),
+        f"replacing position {at} of the memory changes the outputs of some queries alone",
+        got=f"none at {blind.nonzero().flatten().tolist()[:8]}",
+        expected="every query attends to all of the memory",
+        cause=lambda: _masked_by_the_other_side(stream, memory),
+        asks=("sparse", True),
+    )
+
+
+def _masked_by_the_other_side(stream: Stream, memory: Tensor) -> str | None:
+    """Tell a causal mask: no query sees what stands behind its own index."""
+    with torch.no_grad():
+        before, changed = stream(memory), memory.clone()
+        changed[:, -1] = stream.other(memory)[:, -1]
+        seen = (stream(changed) != before).flatten(2).any(-1).any(0)
+    last = memory.shape[1] - 1
+    if not seen[:last].any() and bool(seen[last:].all()):
+        return "a causal mask is laid over the memory: a query sees no more of it than its own index"
+    return None

@@ -10,6 +10,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import worst_difference
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
@@ -34,11 +35,12 @@ def _takes_some_mask(subject: Subject) -> str | None:
     source=_PAPER,
     kinds=("attention", "self_attention", "cross_attention"),
     unless=_takes_some_mask,
+    sweeps_lengths=True,
     catches=("CM10", "CM11", "CM13", "CM14", "PM07", "PM13", "PM14", "PM17"),
 )
 def masked_keys_are_gone(case: Case) -> None:
-    """exp(-inf) = 0, in the sum and in its derivative. Masked keys and values are loud (100 times) half of the time,
-    since a constant that is merely small lets them through; boolean and additive masks agree.
+    """exp(-inf) = 0, in the sum and in its derivative. Masked keys and values are loud (1000 times) half of the
+    time, since a constant that is merely small lets them through; boolean and additive masks agree.
     """
     if case.subject.kind != "attention":
         _module_masked_keys_are_gone(case)
@@ -49,7 +51,7 @@ def masked_keys_are_gone(case: Case) -> None:
     visible[case.integer("kept", 0, keys - 1)] = True
     if bool(visible.all()):
         visible[(case.choices["kept"] + 1) % keys] = False
-    loud = case.choice("loud", (1.0, 100.0))
+    loud = case.choice("loud", (1000.0, 1.0))
     hidden = ~visible.to(drawn.key.device)
     key = torch.where(hidden[:, None], drawn.key * loud, drawn.key)
     value = torch.where(hidden[:, None], drawn.value * loud, drawn.value)
@@ -131,6 +133,7 @@ def _module_masked_keys_are_gone(case: Case) -> None:
     source=_PAPER,
     kinds=("attention",),
     unless=(*_PLAIN, needs_mask("pairwise")),
+    sweeps_lengths=True,
     catches=("CM02", "CM07", "CM10", "CM13", "CM14", "CM17", "CM20"),
 )
 def rows_follow_their_mask(case: Case) -> None:
@@ -143,6 +146,7 @@ def rows_follow_their_mask(case: Case) -> None:
     forms = [("boolean", allow)]
     if case.subject.takes_mask("additive"):
         forms.append(("additive", zeros.masked_fill(~allow, -torch.inf)))
+        _biases_are_added(case, drawn, allow)
     expected, bound = drawn.oracle(allow=allow), drawn.bound()
     for name, mask in forms:
         for path in case.paths(masks=("none",)):
@@ -177,6 +181,24 @@ def rows_follow_their_mask(case: Case) -> None:
             cause=lambda: _one_of_two(case, drawn, got, (query, key, value), allow),
         )
     case.witness()
+
+
+def _biases_are_added(case: Case, drawn: Attending, allow: Tensor) -> None:
+    """Numbers of an additive mask stand beside the scaled scores, as they are."""
+    bias = case.normal(*allow.shape, dtype=drawn.query.dtype)
+    soft_cap = case.subject.fact("soft_cap")
+    told = (drawn.query, drawn.key, drawn.value)
+    expected = attention_oracle(*told, scale=drawn.scale, bias=bias, soft_cap=soft_cap).to(bias.device)
+    got = drawn(mask=bias)
+
+    def cause() -> str | None:
+        scaled = attention_oracle(*told, scale=drawn.scale, bias=bias * drawn.scale, soft_cap=soft_cap).to(bias.device)
+        shrunk = worst_difference(got, scaled, drawn.bound()).error <= 1
+        return "the mask is added before the scores are scaled: its numbers are scaled too" if shrunk else None
+
+    case.close(
+        got, expected, "a finite additive mask is not added to the scaled scores", bound=2 * drawn.bound(), cause=cause
+    )
 
 
 def _one_of_two(case: Case, drawn: Attending, got: Tensor, inputs: tuple[Tensor, ...], allow: Tensor) -> str | None:
@@ -355,8 +377,11 @@ def the_last_query_sees_all_keys(case: Case) -> None:
             case.close(
                 got[:, :, seeing],
                 expected,
-                f"with {len(allow)} queries and {keys} keys the causal mask is not aligned as declared",
+                f"with {len(allow)} queries and {keys} keys the causal mask is not aligned to the last key"
+                if aligned is _bottom_right
+                else f"with {len(allow)} queries and {keys} keys the causal mask is not aligned as declared",
                 bound=bound,
+                asks=("causal_alignment", "top-left"),
                 cause=lambda got=got, key=key, value=value, allow=allow: attention_cause(
                     got, drawn.query, key, value, drawn.scale, allow[None, None]
                 ),  # type: ignore[misc]

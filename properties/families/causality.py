@@ -337,12 +337,16 @@ def a_bidirectional_subject_sees_the_future(case: Case) -> None:
     """Every output of an encoder reaches every input (a declared window limits it)."""
     stream, length, _ = _start(case, low=2, batch=6)
     x = stream.draw(6, length)  # six samples, so that one of them does not happen to look away
-    changed = x.clone()
-    changed[:, -1] = stream.other(x)[:, -1]
+    changed, last = x.clone(), length - 1
+    if case.subject.fact("sparse"):
+        if length < 4:
+            case.reject("of so few positions a sparse pattern may join none")
+        last = 1
+    changed[:, last:] = stream.other(x)[:, last:]
     for path in case.paths(masks=("none", "ones")):
         case.differs(
-            stream(changed, path=path)[:, :-1],
-            stream(x, path=path)[:, :-1],
+            stream(changed, path=path)[:, :last],
+            stream(x, path=path)[:, :last],
             "no earlier output changed when the last input was replaced: the subject behaves causally",
         )
     case.witness()

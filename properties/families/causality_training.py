@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_fact, needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 
 _STEPS, _BATCH, _LENGTH = 40, 16, 6
@@ -27,6 +27,7 @@ _STEPS, _BATCH, _LENGTH = 40, 16, 6
     unless=(
         needs_fact("causal", True),
         needs_module,
+        excludes_fact("prefix"),
         lambda s: None if s.takes_tokens else "it takes embeddings, not tokens",
     ),
     examples_factor=0.05,

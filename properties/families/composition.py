@@ -50,6 +50,7 @@ def layers_follow_one_another(case: Case) -> None:
     run = case.caller(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
     if any(isinstance(layer, torch.jit.ScriptModule) for layers in lists for layer in layers):
         case.does_not_apply("its layers are scripted, and take no hooks")
+    compared = False
     for layers in lists:
         order, seen = case.apply(passed_through, layers, run)
         if not order:
@@ -76,6 +77,9 @@ def layers_follow_one_another(case: Case) -> None:
                 case.does_not_apply(f"between layers {index - 1} and {index} something is added to the stream")
             case.exact(given, made, f"layer {index} does not get the output of layer {index - 1}")
             case.witness()
+            compared = True
+    if not compared:
+        case.does_not_apply("its layers map no sequence [B, T, D] to another")
 
 
 def _in_parts(seen: list[tuple[int, Tensor | None, Tensor | None]], layers: list[nn.Module]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from scipy import stats
@@ -16,6 +17,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.paths import Path
+from veriformer.properties.subject.sizes import DrawnConfig
 
 SAMPLES = 4096
 FALSE_ALARM = 1e-9
@@ -36,7 +38,7 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     """The modules are told by their names (DropPath, StochasticDepth) and called by themselves: the expectation passes
     through no nonlinearity. An implementation that does not scale declares `drop_path_scaled=False`.
     """
-    built = case.built(dtype=torch.float32, fresh=True)
+    built = case.bench.pool.fresh(_at_a_rate(case), torch.float32)
     parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
     if not parts:
         case.does_not_apply("no stochastic depth of a rate above 0 is found in it")
@@ -75,6 +77,12 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def _at_a_rate(case: Case) -> DrawnConfig:
+    """Return the drawn sizes with a rate of dropout above 0, which stochastic depth may follow."""
+    config = case.config()
+    return config if config.dropout > 0 or "dropout" in case.subject.domain else replace(config, dropout=0.2)
 
 
 def never_called(model: nn.Module, names: list[str], run: Callable[[], object]) -> list[str]:

@@ -22,7 +22,7 @@ from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary
 from veriformer.properties.subject.paths import Path
 
-_SUBLAYERS = ("feed_forward", "self_attention", "cross_attention")
+_SUBLAYERS = ("attention", "feed_forward", "self_attention", "cross_attention")
 _KINDS = (*_SUBLAYERS, "layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _SRIVASTAVA = "Srivastava et al. 2014, section 10 (inverted dropout); torch.nn.Dropout."
 
@@ -283,8 +283,8 @@ def rates_that_act(module: nn.Module, training: bool, run: Callable[[], object])
     catches=("EX02",),
 )
 def the_backward_drops_the_same(case: Case) -> None:
-    """The gradient of the parameters, with the generator set to one seed before each call. Steps get smaller where a
-    kink lies between, as in gradients.gradcheck.
+    """The gradient of the parameters (of the inputs where there are none), with the generator set to one seed before
+    each call. Steps get smaller where a kink lies between, as in gradients.gradcheck.
     """
     if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
@@ -293,7 +293,10 @@ def the_backward_drops_the_same(case: Case) -> None:
         case.does_not_apply("it is no module, so it has no train mode")
     inputs = _inputs(case, built)
     _must_drop(case, built, inputs)
-    leaves = [p for p in built.module.parameters() if p.requires_grad and p.numel()]
+    leaves: list[Tensor] = [p for p in built.module.parameters() if p.requires_grad and p.numel()]
+    if not leaves:
+        inputs.tensors[:] = [x.to(case.bench.device).requires_grad_(x.is_floating_point()) for x in inputs.tensors]
+        leaves = [x for x in inputs.tensors if x.requires_grad]
     weight: list[Tensor] = []
 
     def value() -> Tensor:
@@ -329,7 +332,7 @@ def the_backward_drops_the_same(case: Case) -> None:
 _OTHERS = "the backward drops others than the forward did"
 
 
-def _quotient(value: Callable[[], Tensor], leaves: list[nn.Parameter], directions: list[Tensor], step: float) -> Tensor:
+def _quotient(value: Callable[[], Tensor], leaves: list[Tensor], directions: list[Tensor], step: float) -> Tensor:
     """Return the central difference quotient of `value` along `directions`; the leaves are put back."""
     ends = []
     with torch.no_grad():

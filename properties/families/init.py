@@ -16,7 +16,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.probes.module_parts import layer_lists, writers
-from veriformer.properties.probes.structure import first_input
+from veriformer.properties.probes.structure import first_to_change
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 
@@ -268,7 +268,7 @@ def the_first_loss_is_that_of_guessing(case: Case) -> None:
     statement="Token embeddings enter the first layer times sqrt(d_model) where that is declared, else as they are.",
     formula="d x_0 / d E = sqrt(d_model) (embedding_scale) or 1",
     source="Vaswani et al. 2017, 3.4.",
-    kinds=("encoder", "decoder", "classifier"),
+    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
     level="extended",
     unless=(needs_part("build"), needs_fact("embedding_scale")),
     examples_factor=0.5,
@@ -279,24 +279,33 @@ def embeddings_are_scaled_once(case: Case) -> None:
     """
     built = case.built(dtype=torch.float32, fresh=True)
     tables = [m for m in built.module.modules() if isinstance(m, nn.Embedding)]
-    table = next((m for m in tables if m.num_embeddings == built.config.vocab_size), None)
-    if table is None or not case.subject.takes_tokens:
+    tables = list({id(m.weight): m for m in tables if m.num_embeddings == built.config.vocab_size}.values())
+    if not tables or not case.subject.takes_tokens:
         case.does_not_apply("no nn.Embedding of the vocabulary is found in it")
-    tokens = case.tokens(2, 5)
-    run, width = case.caller(built, tokens), built.config.d_model
-    before = case.apply(first_input, built.module, width, run)
+    both = case.subject.kind == "encoder_decoder"
+    sides = [case.tokens(2, 5), case.tokens(2, 5)] if both else [case.tokens(2, 5)]
+    at = case.integer("side", 0, len(sides) - 1) if both else 0
+    others = [(side + 1) % built.config.vocab_size if i == at else side for i, side in enumerate(sides)]
+    runs = [case.caller(built, *side) for side in (sides, others)]
+    tokens, width = sides[at], built.config.d_model
+    before = case.apply(first_to_change, built.module, width, *runs)
     if before is None:
         case.does_not_apply("no norm or linear map of it gets a sequence of d_model channels")
-    own = table.weight.detach()[tokens].clone()
+    owns = [table.weight.detach()[tokens].clone() for table in tables]
     with torch.no_grad():
-        table.weight.mul_(2)
-    after = case.apply(first_input, built.module, width, run)
+        for table in tables:
+            table.weight.mul_(2)
+    after = case.apply(first_to_change, built.module, width, *runs)
     assert after is not None
     grown = _of_tokens(after - before, *tokens.shape)
     if grown is None:
         case.does_not_apply("the first norm or linear map does not get one vector a token")
-    factor = ((grown * own).sum() / own.square().sum()).double()
-    misfit = size_of(grown - factor.to(own.dtype) * own) / max(size_of(grown), 1e-12)
+    factors = [((grown * own).sum() / own.square().sum()).double() for own in owns]
+    misfits = [
+        size_of(grown - f.to(own.dtype) * own) / max(size_of(grown), 1e-12)
+        for f, own in zip(factors, owns, strict=True)
+    ]
+    misfit, factor = min(zip(misfits, factors, strict=True), key=lambda pair: float(pair[0]))
     if misfit > 1e-3:
         case.does_not_apply("embeddings do not enter the first layer as a multiple of themselves")
     wanted = built.config.d_model**0.5 if case.subject.fact("embedding_scale") else 1.0

@@ -12,19 +12,20 @@ from veriformer.properties.engine.property import holds
 
 @holds(
     "init.biases",
-    statement="Under the declared schemes of initialisation every bias starts at zero.",
+    statement="Under the declared scheme of initialisation every bias starts at zero.",
     formula="b_0 = 0",
-    source="Glorot & Bengio 2010, section 2.3; Radford et al. 2018, section 4.1; documented bug IN09.",
+    source="Radford et al. 2018, section 4.1, and their code; documented bug IN09.",
     kinds=("self_attention", "cross_attention", "feed_forward", "layer", "encoder", "decoder", "encoder_decoder",
            "classifier"),
     level="extended",
-    unless=(needs_part("build"), needs_fact("init", "xavier", "gpt2")),
+    unless=(needs_part("build"), needs_fact("init", "gpt2")),
     examples_factor=0.1,
     catches=("IN09",),
 )  # fmt: skip
 def biases_start_at_zero(case: Case) -> None:
-    """Both schemes name matrices and leave biases at zero. A bias that nobody thought of keeps torch's default, uniform
-    within 1/sqrt(fan_in). Spoken of are the biases of linear maps, of attention and of norms.
+    """A bias that nobody thought of keeps torch's default, uniform within 1/sqrt(fan_in). Spoken of are the biases of
+    linear maps, of attention and of norms. Xavier's scheme names matrices alone, and many who follow it leave biases
+    at torch's default.
     """
     built = case.built(dtype=torch.float32, raw=True)
     if not isinstance(built.module, nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ def _expected(case: Case, logits: Tensor, labels: Tensor) -> Tensor:
     subject = case.subject
     if subject.fact("shifts_labels"):
         logits, labels = logits[:, :-1], labels[:, 1:]
-    return loss_oracle(logits, labels, float(subject.fact("label_smoothing", 0.0)), _ignore(subject))
+    smoothing, z_loss = (float(subject.fact(name, 0.0)) for name in ("label_smoothing", "z_loss"))
+    return loss_oracle(logits, labels, smoothing, _ignore(subject), z_loss)
 
 
 def _bound(logits: Tensor) -> float:
@@ -100,30 +102,35 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
 def _cause(case: Case, logits: Tensor, labels: Tensor, got: Tensor) -> str | None:
     """Try the usual slips: the first whose formula gives the loss is the cause."""
     ignore, eps = _ignore(case.subject), float(case.subject.fact("label_smoothing", 0.0))
+    oracle = partial(loss_oracle, z_loss=float(case.subject.fact("z_loss", 0.0)))
     counted = int((labels != ignore).sum())
     expected = _expected(case, logits, labels)
     values = {
-        "the labels are moved by one": loss_oracle(logits[:, :-1], labels[:, 1:], eps, ignore),
-        "the labels are moved twice": loss_oracle(logits[:, :-2], labels[:, 2:], eps, ignore),
-        "the labels are not moved": loss_oracle(logits, labels, eps, ignore),
-        "log_softmax is applied to probabilities": loss_oracle(logits.softmax(-1), labels, eps, ignore),
+        "the labels are moved by one": oracle(logits[:, :-1], labels[:, 1:], eps, ignore),
+        "the labels are moved twice": oracle(logits[:, :-2], labels[:, 2:], eps, ignore),
+        "the labels are not moved": oracle(logits, labels, eps, ignore),
+        "log_softmax is applied to probabilities": oracle(logits.softmax(-1), labels, eps, ignore),
         "the sum is divided by all positions, not by those counted": expected * counted / labels.numel(),
         "the losses are summed, not averaged": expected * counted,
-        "there is no label smoothing": loss_oracle(logits, labels, 0.0, ignore),
-        f"the ignored label {ignore} is counted, as if it were label 0": loss_oracle(
+        "there is no label smoothing": oracle(logits, labels, 0.0, ignore),
+        f"the ignored label {ignore} is counted, as if it were label 0": oracle(
             logits, labels.clamp(min=0), eps, ignore
         ),
     }
     for words, value in values.items():
         if abs(float(value) - float(got)) <= _bound(logits) * max(1, counted):
             return words
-    sharp = loss_oracle(logits, labels, 0.0, ignore)
-    spread = (loss_oracle(logits, labels, 0.5, ignore) - sharp) / 0.5  # the loss is linear in eps
+    sharp = oracle(logits, labels, 0.0, ignore)
+    spread = (oracle(logits, labels, 0.5, ignore) - sharp) / 0.5  # the loss is linear in eps
     found = (float(got) - float(sharp)) / float(spread) if float(spread) else 0.0
     may_be_padding = case.subject.fact("ignore_index") is None and bool((labels >= 0).all())
     for label in range(logits.shape[-1]) if may_be_padding else ():
-        if abs(float(loss_oracle(logits, labels, eps, label)) - float(got)) <= _bound(logits) * max(1, counted):
+        if abs(float(oracle(logits, labels, eps, label)) - float(got)) <= _bound(logits) * max(1, counted):
             return f"label {label} is not counted (declare ignore_index={label} if that is meant)"
+    more = float(loss_oracle(logits, labels, eps, ignore, 1.0)) - float(loss_oracle(logits, labels, eps, ignore))
+    added = (float(got) - float(loss_oracle(logits, labels, eps, ignore))) / more
+    if 1e-6 < added < 0.1 and abs(added - float(f"{added:.1g}")) < 1e-3 * added + _bound(logits) / more:
+        return f"{added:.1g} times the square of log Z is added (declare z_loss={added:.1g} if that is meant)"
     if 0.005 < found < 0.6 and abs(found - round(found, 2)) < 1e-4:
         return f"there is label smoothing of {found:.2g} (declare label_smoothing={found:.2g} if that is meant)"
     return None

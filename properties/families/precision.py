@@ -18,7 +18,7 @@ from veriformer.properties.definitions.differences import size_of, worst_differe
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.calling import Caller, refuses
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
@@ -45,7 +45,10 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     hides a score must be a number of the dtype. Rotations in half precision stand at positions around 500, where
     neighbours are one number in bfloat16 and an angle of float32 is still right to 3e-5.
     """
-    for dtype in LADDER[case.choice("ladder", tuple(LADDER))]:
+    rung = case.choice("ladder", tuple(LADDER))
+    if rung == "half" and case.subject.fact("half_precision") is False:
+        case.reject("it is not meant for half precision")
+    for dtype in LADDER[rung]:
         _judge(case, dtype)
 
 
@@ -90,10 +93,11 @@ def _judge(case: Case, dtype: torch.dtype) -> None:
         real = given["attention_mask"] if given and case.subject.kind != "attention" and answer.ndim == 3 else ...
         got, expected = answer[real].double(), exact[real].double()
         under = " under a mask" if given else ""
-        case.finite(got, f"in {_name(dtype)} the output is NaN or infinite{under}")
+        asks = None if dtype == torch.float32 else ("half_precision", False)
+        case.finite(got, f"in {_name(dtype)} the output is NaN or infinite{under}", asks=asks)
         ulps = worst_difference(got, expected, size_of(expected)).error / epsilon(dtype)
         case.measure(f"ulps in {_name(dtype)}", ulps)
-        case.close(got, expected, f"{_name(dtype)} gives another answer than float64{under}",
+        case.close(got, expected, f"{_name(dtype)} gives another answer than float64{under}", asks=asks,
                    bound=tolerance * size_of(expected), constants_allowed=True,
                    cause=lambda ulps=ulps: f"{ulps:.3g} units in the last place, where {allowed:.3g} are rounding")  # type: ignore[misc]  # fmt: skip
     case.witness()
@@ -165,9 +169,10 @@ def _widen(module: Any) -> None:
     source="torch.amp; documented bug PM05: mask constants that overflow in half precision.",
     kinds=_KINDS,
     level="extended",
-    unless=needs_module,
+    unless=(needs_module, excludes_fact("half_precision", False)),
     examples_factor=0.5,
     catches=("PM05",),
+    asks=("half_precision", False),
 )
 def autocast_changes_only_the_rounding(case: Case) -> None:
     """With a padding mask too, where the subject takes one: constants that hide scores must survive the lower

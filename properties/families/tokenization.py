@@ -270,7 +270,7 @@ def the_longest_piece_is_taken(case: Case) -> None:
     for number in range(case.integer("words", 1, 3)):
         start = case.choice(f"start {number}", plain[:: max(1, len(plain) // 60)])
         rest = [case.choice(f"rest {number}", ("", *inner[:: max(1, len(inner) // 60)])) for _ in range(2)]
-        words.append(start + "".join(rest))
+        words.append(start + "".join(rest) + case.choice(f"dead end {number}", ("", "", "qqzzq")))
     text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!"))
     unknown = int(case.subject.fact("unknown_id"))
     expected = case.apply(longest_pieces, _segments(case, built, text), vocabulary, unknown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -87,22 +86,8 @@ def all_that_is_trained_moves(case: Case) -> None:
 def _as_it_is_built(case: Case) -> Built:
     """Return a model of its own in the dtypes of its parameters, whichever these are; inputs have that of most."""
     if case.subject.module is not None:
-        built = case.copy_of(case.built(dtype=given_dtype(case.bench)))
-    else:
-        built = Built(case.ask("build", case.config()), case.config(), torch.float32, is_fresh=False)
-    if not isinstance(built.module, nn.Module):
-        return built
-    case.apply(moved_to, built.module, str(case.bench.device))
-    sizes: dict[torch.dtype, int] = {torch.float32: 0}
-    for p in built.module.parameters():
-        if p.is_floating_point():
-            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
-    return replace(built, dtype=max(sizes, key=lambda dtype: sizes[dtype]))
-
-
-def moved_to(module: nn.Module, device: str) -> None:
-    """Move a model to a device, in eval mode."""
-    module.to(device).eval()
+        return case.copy_of(case.built(dtype=given_dtype(case.bench)))
+    return case.bench.pool.as_built(case.config())
 
 
 def _batch(case: Case, built: Built) -> list[Tensor]:
@@ -132,14 +117,18 @@ def train_a_little(
         alone.
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel()]
-    before = [p.detach().clone() for _, p in named]
+    before = {name: p.detach().clone() for name, p in named}
     reached: dict[bool, set[str]] = {True: set(), False: set()}
+    moved: set[str] = set()
     was = module.training
     try:
+        torch.default_generator.manual_seed(0)  # of what train mode drops
         for training in (False, True):
             module.train(training)
-            for step in range(steps if training else len(batches)):
+            for step in range(steps + 1 if training else len(batches)):
                 output = call(*batches[step % len(batches)])
+                # behind a forward, which may put values back; two steps may cancel, so that one moved place is enough
+                moved |= {name for name, p in named if not torch.equal(p.detach(), before[name])}
                 total = (output * weight).sum() if output.shape == weight.shape else output.sum()
                 for (name, p), gradient in zip(named, _gradients(total, [p for _, p in named]), strict=True):
                     if gradient is None:
@@ -150,14 +139,12 @@ def train_a_little(
                     if training:
                         with torch.no_grad():
                             p.sub_(1e-3 * dense.sign())
-        call(*batches[0])  # what is put back in every forward is so now
         told = ""
     except RuntimeError as raised:
         told = str(raised).splitlines()[0][:200]
     finally:
         module.train(was)
-    still = [n for (n, p), b in zip(named, before, strict=True) if n in reached[True] and torch.equal(p.detach(), b)]
-    return told, still, sorted(reached[False] - reached[True])
+    return told, sorted(reached[True] - moved), sorted(reached[False] - reached[True])
 
 
 def _gradients(total: Tensor, leaves: list[nn.Parameter]) -> Sequence[Tensor | None]:

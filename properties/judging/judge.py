@@ -16,7 +16,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.search import Search
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
-from veriformer.properties.judging.questions import answered_by, suggested, with_questions
+from veriformer.properties.judging.questions import SILENCING, answered_by, suggested, with_questions
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
@@ -166,14 +166,24 @@ class Judge:
 
     def reconsider(self, prop: Property, result: Result, suggestions: Mapping[str, Any]) -> Result:
         """Return a failure as a question, if it does not occur with one of the facts that are suggested."""
-        assert self._bench is not None
+        own = suggested(result)
         for fact, value in suggestions.items():
             if self.subject.fact(fact) is not None:
                 continue
-            other = Judge(self._bench.subject.with_facts(**{fact: value}), self.settings, is_brief=True, twin=self)
-            if other.judge(prop).outcome in (PASS, NOT_APPLICABLE):
+            again = self._judged_with(prop, {fact: value})
+            silenced = again.outcome == NOT_APPLICABLE and (fact in own or fact not in SILENCING)
+            if again.outcome == PASS or silenced:
                 return answered_by(result, fact, value)
+            more = {k: v for k, v in suggested(again).items() if k != fact and self.subject.fact(k) is None}
+            if again.outcome == FAIL and any(
+                self._judged_with(prop, {fact: value, k: v}).outcome == PASS for k, v in more.items()
+            ):
+                return answered_by(result, fact, value)  # the other is asked for once this one is answered
         return result
+
+    def _judged_with(self, prop: Property, facts: Mapping[str, Any]) -> Result:
+        assert self._bench is not None
+        return Judge(self._bench.subject.with_facts(**facts), self.settings, is_brief=True, twin=self).judge(prop)
 
     def _prepare(self) -> Preflight:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""

@@ -18,6 +18,9 @@ from veriformer.properties.results import records as r
 from veriformer.properties.results.records import Result
 from veriformer.properties.subject.facts import FACTS
 
+SILENCING = ("quantised", "structure", "sparse", "half_precision")
+"""Facts with which much does not apply: that a failure is one of these says nothing, unless its own cause names one."""
+
 _DECLARE = re.compile(r"declare (\w+)=('[^']*'|[\w.+-]+)")
 
 

@@ -63,11 +63,34 @@ def first_input(model: nn.Module, width: int, run: Callable[[], object]) -> Tens
         width: D.
         run: calls it.
     """
+    seen = taken_in(model, width, run)
+    return seen[0] if seen else None
+
+
+def first_to_change(
+    model: nn.Module, width: int, run: Callable[[], object], otherwise: Callable[[], object]
+) -> Tensor | None:
+    """Return the first thing that a norm or linear map gets in one run and not in another, as it is in the one.
+
+    Args:
+        model: hooked while it runs.
+        width: D.
+        run: calls it.
+        otherwise: calls it on other inputs of one side.
+    """
+    for one, other in zip(taken_in(model, width, run), taken_in(model, width, otherwise), strict=False):
+        if one.shape == other.shape and not torch.equal(one, other):
+            return one
+    return None
+
+
+def taken_in(model: nn.Module, width: int, run: Callable[[], object]) -> list[Tensor]:
+    """Return what the norms and linear maps of a model get, `[B, T, D]` each, in the order of their calls."""
     seen: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         given = args[0] if args else None
-        if not seen and isinstance(given, Tensor) and given.ndim == 3 and given.shape[-1] == width:
+        if isinstance(given, Tensor) and given.ndim == 3 and given.shape[-1] == width:
             seen.append(given.detach().clone())
 
     takers = [m for m in model.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
@@ -77,7 +100,7 @@ def first_input(model: nn.Module, width: int, run: Callable[[], object]) -> Tens
     finally:
         for hook in hooks:
             hook.remove()
-    return seen[0] if seen else None
+    return seen
 
 
 def place_of_norm(bench: Workbench) -> Iterator[Finding]:

@@ -142,6 +142,12 @@ FACTS: Mapping[str, Fact] = {
         _count("extra_tokens", "class and register tokens that the subject puts before its input"),
         Fact("ignore_index", "an integer", lambda v: isinstance(v, int), "label that is not counted (default -100)"),
         _share("label_smoothing", "share eps of the target that is spread evenly over the vocabulary"),
+        Fact(
+            "z_loss",
+            "a number >= 0",
+            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v >= 0,
+            "c: the mean of c times the square of the log of the softmax's sum is added (default 0)",
+        ),
         _flag("shifts_labels", "the loss itself moves the labels by one, so that t predicts t + 1"),
         _one_of("empty_loss", ("zero", "nan", "error"), "loss of a batch in which nothing is to be predicted"),
         _count("mask_id", "id of the token that hides another"),
@@ -154,6 +160,7 @@ FACTS: Mapping[str, Fact] = {
         _share("mask_probability", "share of the tokens that are to be predicted (default 0.15)"),
         _one_of("schedule", ("noam", "linear", "cosine", "other"), "formula of the learning rate"),
         _count("warmup_steps", "steps over which the learning rate rises"),
+        _count("first_step", "number of the first step that the rate is asked for (default 0)"),
         _size("total_steps", "step at which the learning rate has fallen to its floor"),
         Fact(
             "peak",

@@ -1,0 +1,63 @@
+"""Halves, thirds and quarters of a matrix that no output depends on; part of `parameters.all-used`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+from veriformer.properties.subject.inputs import ordinary
+
+
+def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.Parameter]], output: Tensor) -> None:
+    """Fail where a whole part of a matrix has no gradient, and outputs stay whatever is put there.
+
+    Rows that a ReLU holds at zero have no gradient either: of six draws of inputs and values some let them through.
+    """
+    for name, parameter in suspects:
+        gradient = torch.autograd.grad(output.sum(), parameter, retain_graph=True)[0]
+        part = dead_part(gradient, output.shape[-1])
+        if part is None:
+            continue
+        axis, start, size = part
+        words = f"{('rows', 'columns')[axis]} {start} to {start + size - 1} of {name}"
+        kept, changed = parameter.detach().clone(), torch.zeros((), dtype=torch.bool, device=output.device)
+        for _ in range(6):
+            drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
+            inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
+            with torch.no_grad():
+                before = case.call(built, *inputs)
+                place = parameter.narrow(axis, start, size)
+                place.copy_(case.normal(*place.shape, dtype=place.dtype) * (3 * size_of(kept)))
+                changed = changed | (case.call(built, *inputs) != before).any()
+                parameter.copy_(kept)
+        case.require(
+            changed,
+            f"{words} never get a gradient: the output does not depend on them",
+            got="the same outputs for six other values of them",
+            expected="a part of the output",
+            cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
+        )
+
+
+def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int] | None:
+    """Return axis, start and size of a half, third or quarter of a matrix whose gradient is exactly zero.
+
+    Rows behind the columns of the output are those of a padded vocabulary.
+    """
+    if gradient is None or gradient.ndim != 2 or gradient.is_sparse or not gradient.any():
+        return None
+    for axis in (0, 1):
+        alive = gradient.ne(0).any(1 - axis)
+        if axis == 0 and len(alive) > columns and bool(alive[:columns].all()) and not alive[columns:].any():
+            continue
+        for parts in (2, 3, 4):
+            size = len(alive) // parts
+            if size < 4 or size * parts != len(alive):
+                continue
+            for start in range(0, len(alive), size):
+                if not alive[start : start + size].any():
+                    return axis, start, size
+    return None
