@@ -22,7 +22,7 @@ from veriformer.properties.results.records import Report, Result, SubjectReport,
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.terminal import print_failure, print_report
-from veriformer.reports.verdicts import shown_in_full
+from veriformer.reports.verdicts import shown_in_full, told_by
 
 NOTHING_JUDGED = 2
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -114,9 +114,11 @@ def check(
         judged = print_unjudged(console, record, verbose=verbose)
         print_report(console, judged, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
         for subject in record["subjects"]:
+            others = told_by(subject)
             for result in shown_in_full(subject):
                 repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
-                print_failure(console, result, run.statements.get(result["id"], ""), subject["name"], **repeated)
+                statement, also = run.statements.get(result["id"], ""), others.get(result["id"], ())
+                print_failure(console, result, statement, subject["name"], also=also, **repeated)
     return 130 if run.interrupted else report.exit_status
 
 

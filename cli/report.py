@@ -50,7 +50,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     from veriformer.cli.unjudged import print_unjudged
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.terminal import print_failure, print_report
-    from veriformer.reports.verdicts import shown_in_full
+    from veriformer.reports.verdicts import shown_in_full, told_by
 
     if out is not None:
         for path in write_all(record, out):
@@ -62,8 +62,9 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
     print_report(console, print_unjudged(console, record), {}, size)
     for subject in record["subjects"]:
+        others = told_by(subject)
         for result in shown_in_full(subject):
             case = cases / f"{result['counterexample']['id']}.json"
             repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
-            print_failure(console, result, "", subject["name"], **repeated)
+            print_failure(console, result, "", subject["name"], also=others.get(result["id"], ()), **repeated)
     return report_of(record).exit_status

@@ -132,7 +132,14 @@ def _print_result(console: Console, result: Mapping[str, Any], statements: Mappi
 
 
 def print_failure(
-    console: Console, result: Mapping[str, Any], statement: str, subject: str, *, again: str, script: str
+    console: Console,
+    result: Mapping[str, Any],
+    statement: str,
+    subject: str,
+    *,
+    again: str,
+    script: str,
+    also: Sequence[str] = (),
 ) -> None:
     """Print one violation: claim, smallest case, numbers, influence map, likely cause, how to see it again.
 
@@ -143,6 +150,7 @@ def print_failure(
         subject: name of the subject.
         again: the command that judges the case again; "" where it was not written down.
         script: the command that runs the standalone script; "" without one.
+        also: ids of the other properties that fail of the same cause.
     """
     case = result["counterexample"]
     console.print()
@@ -160,6 +168,8 @@ def print_failure(
         _print_influence(console, case["influence"])
     if case["cause"]:
         _print_field(console, "likely", case["cause"], "bold yellow")
+    if also:
+        _print_field(console, "also", ", ".join(also) + (" fail" if len(also) > 1 else " fails") + " of this cause")
     if again:
         _print_command(console, "again", again)
         if script:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -60,10 +61,25 @@ def _cause(result: Mapping[str, Any]) -> str:
     return str((result.get("counterexample") or {}).get("cause", ""))
 
 
+def told_by(subject: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return, by the id of the failure that names a cause first, the ids of the others that name it, numbers apart."""
+    stories: dict[str, list[str]] = {}
+    for result in subject["results"]:
+        if result["outcome"] == "FAIL":
+            story = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", _cause(result)) or result["id"]
+            stories.setdefault(story, []).append(result["id"])
+    return {leading: others for leading, *others in stories.values()}
+
+
 def shown_in_full(subject: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the results whose case is printed: every failure, and the first that asks each question."""
+    """Return the results whose case is printed: the first failure of every cause, and of every question the first."""
     leading = [asked[0] for asked in questions(subject).values()]
-    shown = [r for r in subject["results"] if r["outcome"] == "FAIL" or any(r is led for led in leading)]
+    first = told_by(subject)
+    shown = [
+        r
+        for r in subject["results"]
+        if (r["outcome"] == "FAIL" and r["id"] in first) or any(r is led for led in leading)
+    ]
     return [r for r in shown if r.get("counterexample")]
 
 

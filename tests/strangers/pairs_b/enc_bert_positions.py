@@ -1,0 +1,89 @@
+"""BERT's encoder, ported from sequence-first code to batch-first."""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from veriformer.properties import Subject
+
+
+def attend(q, k, v, allowed=None, drop=None):
+    """q [B, H, T, K]; allowed is boolean and broadcasts to [B, H, T, S]; a row that may see nothing gives zeros."""
+    s = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
+    if allowed is not None:
+        s = s.masked_fill(~allowed, torch.finfo(s.dtype).min)
+    w = s.softmax(-1)
+    if allowed is not None:
+        w = w.masked_fill(~allowed, 0.0)
+    if drop is not None:
+        w = drop(w)
+    return w @ v
+
+
+class Attention(nn.Module):
+    def __init__(self, d, h, p=0.0):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        self.drop = nn.Dropout(p)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def forward(self, x, memory, allowed=None):
+        y = attend(self.split(self.q(x)), self.split(self.k(memory)), self.split(self.v(memory)), allowed, self.drop)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, d, hidden, p=0.0):
+        super().__init__()
+        self.up, self.down = nn.Linear(d, hidden), nn.Linear(hidden, d)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        return self.down(self.drop(F.gelu(self.up(x))))
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.attention, self.ffn = Attention(c.d_model, c.num_heads, c.dropout), FeedForward(c.d_model, c.d_ff)
+        self.n1, self.n2 = nn.LayerNorm(c.d_model, eps=1e-12), nn.LayerNorm(c.d_model, eps=1e-12)
+        self.drop = nn.Dropout(c.dropout)
+
+    def forward(self, x, allowed):
+        x = self.n1(x + self.drop(self.attention(x, x, allowed)))
+        return self.n2(x + self.drop(self.ffn(x)))
+
+
+class Bert(nn.Module):
+    def __init__(self, c, bad):
+        super().__init__()
+        self.word, self.position = nn.Embedding(c.vocab_size, c.d_model), nn.Embedding(c.max_len, c.d_model)
+        self.token_type = nn.Embedding(2, c.d_model)
+        self.norm, self.drop = nn.LayerNorm(c.d_model, eps=1e-12), nn.Dropout(c.dropout)
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_layers))
+        self.bad = bad
+
+    def forward(self, tokens, attention_mask=None):
+        if self.bad:
+            ids = torch.arange(tokens.size(0), device=tokens.device)[:, None]
+        else:
+            ids = torch.arange(tokens.size(1), device=tokens.device)[None, :]
+        x = self.word(tokens) + self.position(ids) + self.token_type(torch.zeros_like(tokens))
+        x = self.drop(self.norm(x))
+        allowed = None if attention_mask is None else attention_mask[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, allowed)
+        return x
+
+
+def subject(bad):
+    return Subject(kind="encoder", build=lambda c: Bert(c, bad), forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask))
+
+
+right, wrong = subject(False), subject(True)
+WHAT = "Position ids count over the batch axis instead of the time axis: every token of sample b gets position b, so order is not seen and outputs depend on the sample's place in the batch."
+PLACE = "position ids of the embedding"

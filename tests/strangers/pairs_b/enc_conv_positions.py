@@ -1,0 +1,87 @@
+"""wav2vec 2.0's way of seeing order: a convolution over the embeddings, added to them; no table of positions."""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from veriformer.properties import Subject
+
+
+def attend(q, k, v, allowed=None, drop=None):
+    """q [B, H, T, K]; allowed is boolean and broadcasts to [B, H, T, S]; a row that may see nothing gives zeros."""
+    s = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
+    if allowed is not None:
+        s = s.masked_fill(~allowed, torch.finfo(s.dtype).min)
+    w = s.softmax(-1)
+    if allowed is not None:
+        w = w.masked_fill(~allowed, 0.0)
+    if drop is not None:
+        w = drop(w)
+    return w @ v
+
+
+class Attention(nn.Module):
+    def __init__(self, d, h, p=0.0):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        self.drop = nn.Dropout(p)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def forward(self, x, memory, allowed=None):
+        y = attend(self.split(self.q(x)), self.split(self.k(memory)), self.split(self.v(memory)), allowed, self.drop)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, d, hidden, p=0.0):
+        super().__init__()
+        self.up, self.down = nn.Linear(d, hidden), nn.Linear(hidden, d)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        return self.down(self.drop(F.gelu(self.up(x))))
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.attention, self.ffn = Attention(c.d_model, c.num_heads, c.dropout), FeedForward(c.d_model, c.d_ff, c.dropout)
+        self.n1, self.n2 = nn.LayerNorm(c.d_model), nn.LayerNorm(c.d_model)
+
+    def forward(self, x, allowed):
+        x = self.n1(x + self.attention(x, x, allowed))
+        return self.n2(x + self.ffn(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, c, bad):
+        super().__init__()
+        self.tok = nn.Embedding(c.vocab_size, c.d_model)
+        self.conv = nn.Conv1d(c.d_model, c.d_model, 5, padding=2)
+        self.norm = nn.LayerNorm(c.d_model)
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_layers))
+        self.bad = bad
+
+    def forward(self, tokens, attention_mask=None):
+        x, allowed = self.tok(tokens), None
+        if attention_mask is not None:
+            allowed = attention_mask[:, None, None, :]
+            if not self.bad:
+                x = x.masked_fill(~attention_mask[..., None], 0.0)
+        x = self.norm(x + F.gelu(self.conv(x.transpose(1, 2))).transpose(1, 2))
+        for layer in self.layers:
+            x = layer(x, allowed)
+        return x
+
+
+def subject(bad):
+    return Subject(kind="encoder", build=lambda c: Encoder(c, bad), forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask))
+
+
+right, wrong = subject(False), subject(True)
+WHAT = "Padded embeddings are not zeroed before the positional convolution, so that the two real tokens beside padding take in its content."
+PLACE = "positional convolution"
