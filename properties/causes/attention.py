@@ -118,6 +118,12 @@ def _conventions(scores: Tensor, value: Tensor, allow: Tensor | None) -> Iterato
             f"the output equals attention whose scores are capped: declare soft_cap={cap:g} if that is meant",
             lambda cap=cap: _masked(cap * torch.tanh(scores / cap), allow).softmax(-1).nan_to_num(0.0) @ value,  # type: ignore[misc]
         )
+        yield (
+            f"the output equals attention with a sink whose scores are capped: declare sink=True and soft_cap={cap:g}",
+            lambda cap=cap: (
+                torch.cat([_masked(cap * torch.tanh(scores / cap), allow), zero], -1).softmax(-1)[..., :-1] @ value  # type: ignore[misc]
+            ),
+        )
 
 
 def attention_cause(

@@ -11,7 +11,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.attention_modules import module_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_bound, multi_head_oracle, project
-from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
@@ -100,8 +100,14 @@ def _values_of_another_width(case: Case, drawn: Attending) -> None:
         drawn.oracle(value=value),
         f"with values of {value.shape[-1]} channels and keys of {width} the output is not softmax(q k^T * scale) v",
         bound=drawn.bound(value=value),
-        cause=lambda: "channels beyond the width of the keys are lost or made up",
+        cause=lambda: _lost_channels(got, drawn.oracle(value=value), drawn.bound(value=value), width),
     )
+
+
+def _lost_channels(got: Tensor, expected: Tensor, bound: Tensor, width: int) -> str | None:
+    """Tell whether the channels that keys have too are right, and those beyond are not."""
+    first = worst_difference(got[..., :width], expected[..., :width], bound).error <= 1
+    return "channels beyond the width of the keys are lost or made up" if first and got.shape[-1] > width else None
 
 
 @holds(

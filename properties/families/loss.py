@@ -127,6 +127,10 @@ def _cause(case: Case, logits: Tensor, labels: Tensor, got: Tensor) -> str | Non
     for label in range(logits.shape[-1]) if may_be_padding else ():
         if abs(float(oracle(logits, labels, eps, label)) - float(got)) <= _bound(logits) * max(1, counted):
             return f"label {label} is not counted (declare ignore_index={label} if that is meant)"
+        moved = float(oracle(logits[:, :-1], labels[:, 1:], eps, label))
+        if abs(moved - float(got)) <= _bound(logits) * max(1, counted):
+            told = f"declare ignore_index={label} and shifts_labels=True if that is meant"
+            return f"the labels are moved by one, and label {label} is not counted ({told})"
     more = float(loss_oracle(logits, labels, eps, ignore, 1.0)) - float(loss_oracle(logits, labels, eps, ignore))
     added = (float(got) - float(loss_oracle(logits, labels, eps, ignore))) / more
     if 1e-6 < added < 0.1 and abs(added - float(f"{added:.1g}")) < 1e-3 * added + _bound(logits) / more:

@@ -190,6 +190,8 @@ def tying_survives(case: Case) -> None:
         config.d_model,
     )  # a vocabulary may have rows that are never drawn
 
+    if case.subject.fact("tied") and not case.apply(matrices, module, shape):
+        case.does_not_apply("it has no matrix of the vocabulary by the model's width: the embedding is a product, say")
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
     miscounted = case.apply(counts_wrongly, module)

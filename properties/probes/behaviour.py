@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import agrees_with_itself, is_deterministic_in_training, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
@@ -130,3 +131,21 @@ def batch_is_coupled(bench: Workbench) -> Iterator[Finding]:
     coupled = worst_difference(after, before, size_of(before)).error > stream.case.tolerance(stream.built)
     manner = "changes" if coupled else "does not change"
     yield Finding("batch_coupled", coupled, f"another sample {manner} the outputs of the others", is_fact=False)
+
+
+def groups_of_heads(bench: Workbench) -> Iterator[Finding]:
+    """Try four query heads on two key-value heads."""
+    subject = bench.subject
+    if subject.kind != "attention" or subject.fact("grouped_queries") is not None:
+        return
+    case = a_case(bench)
+    built = case.built(dtype=torch.float32)
+    if isinstance(built.module, torch.nn.Module) and next(built.module.parameters(), None) is not None:
+        return  # of one number of heads
+    query, key = case.normal(2, 4, 3, 8, dtype=torch.float32), case.normal(2, 2, 5, 8, dtype=torch.float32)
+    try:
+        takes = case.call(built, query, key, key).shape == query.shape
+    except SubjectError:
+        return
+    if takes:
+        yield Finding("grouped_queries", True, "four query heads on two key-value heads are taken", told=False)

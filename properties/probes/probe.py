@@ -14,6 +14,7 @@ import torch
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.probes.behaviour import (
     batch_is_coupled,
+    groups_of_heads,
     layout_of_pairs,
     padding_sides,
     repeats_itself,
@@ -38,6 +39,7 @@ PROBES: Sequence[Probe] = (
     shift_of_labels,
     repeats_itself,
     batch_is_coupled,
+    groups_of_heads,
 )
 """Every probe, in the order of a report. A fact that an earlier one found is not looked for again."""
 

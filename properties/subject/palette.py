@@ -79,12 +79,12 @@ def _nearest(allowed: Sequence[Any], wanted: Any) -> Any:
 def colliding_lengths(subject: Subject, config: DrawnConfig) -> list[int]:
     """Return the sequence lengths that coincide with another size, where index mix-ups and edge cases live.
 
-    1 and 2, the numbers of heads and of key-value heads, the head width, the model width, the window
-    and its neighbours, the longest length.
+    1 and 2, 11 (which leaves a rest in chunks of any size), the numbers of heads and of key-value heads, the widths of
+    a head and of the model, the window and its neighbours, the longest length.
     """
     if subject.kind == "attention":
         return [5, 17]  # one more than a tile of a kernel; its sizes are drawn, not configured
-    lengths = {1, 2, config.num_heads, config.num_key_value_heads, config.d_head, config.d_model}
+    lengths = {1, 2, 11, config.num_heads, config.num_key_value_heads, config.d_head, config.d_model}
     lengths |= {min(config.max_len, subject.fact("max_len", config.max_len))}
     if window := subject.fact("window"):
         lengths |= {window - 1, window, window + 1}

@@ -1,0 +1,85 @@
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from veriformer.properties import Subject
+
+def sinusoid(pos, d):
+    rate = 10000.0 ** (-torch.arange(0, d, 2, device=pos.device, dtype=pos.dtype) / d)
+    a = pos[..., None] * rate
+    return torch.stack((a.sin(), a.cos()), -1).flatten(-2)[..., :d]
+
+
+def visible(x, mask, causal=False):
+    """[B or 1, 1, T, T], True where query t may see key s."""
+    T = x.shape[1]
+    ok = torch.ones(1, 1, T, T, dtype=torch.bool, device=x.device)
+    ok = ok.tril() if causal else ok
+    return ok if mask is None else ok & mask[:, None, None, :]
+
+
+class Attention(nn.Module):
+    def __init__(self, d, h):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+
+    def forward(self, x, ok, memory=None):
+        memory = x if memory is None else memory
+        split = lambda y: y.unflatten(-1, (self.h, -1)).transpose(1, 2)
+        q, k, v = split(self.q(x)), split(self.k(memory)), split(self.v(memory))
+        s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        w = s.masked_fill(~ok, torch.finfo(s.dtype).min).softmax(-1) * ok
+        return self.o((w @ v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.n1, self.n2 = nn.LayerNorm(c.d_model), nn.LayerNorm(c.d_model)
+        self.attn = Attention(c.d_model, c.num_heads)
+        self.up, self.down = nn.Linear(c.d_model, c.d_ff), nn.Linear(c.d_ff, c.d_model)
+        self.drop = nn.Dropout(c.dropout)
+
+    def forward(self, x, ok):
+        x = x + self.drop(self.attn(self.n1(x), ok))
+        return x + self.drop(self.down(F.gelu(self.up(self.n2(x)))))
+
+
+class Net(nn.Module):
+    """ViT style: a class token is put before the input and read at the end."""
+    def __init__(self, c, bug):
+        super().__init__()
+        self.bug = bug
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.cls = nn.Parameter(torch.randn(1, 1, c.d_model) * 0.5)
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.num_layers))
+        self.norm, self.out = nn.LayerNorm(c.d_model), nn.Linear(c.d_model, c.num_classes)
+
+    def forward(self, tokens, mask=None):
+        x = self.embed(tokens)
+        x = x + sinusoid(torch.arange(x.shape[1], device=x.device, dtype=x.dtype), x.shape[-1])
+        x = torch.cat((self.cls.expand(len(x), -1, -1), x), 1)
+        if mask is not None:
+            mask = F.pad(mask, (1, 0), value=not self.bug)
+        ok = visible(x, mask)
+        for layer in self.layers:
+            x = layer(x, ok)
+        return self.out(self.norm(x[:, 0]))
+
+
+WHAT = 'When a mask is given, the prepended class token is marked as padding, so no token can attend to it and an all-ones mask gives another output than none.'
+PLACE = 'mask of the class token'
+
+
+def make(bug):
+    return Subject(
+        kind="classifier",
+        build=lambda c: Net(c, bug),
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+    )
+
+
+right, wrong = make(False), make(True)

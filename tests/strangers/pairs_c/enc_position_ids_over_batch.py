@@ -1,0 +1,79 @@
+import math
+
+import torch
+from torch import nn
+
+from veriformer.properties import Subject
+
+def visible(x, mask, causal=False):
+    """[B or 1, 1, T, T], True where query t may see key s."""
+    T = x.shape[1]
+    ok = torch.ones(1, 1, T, T, dtype=torch.bool, device=x.device)
+    ok = ok.tril() if causal else ok
+    return ok if mask is None else ok & mask[:, None, None, :]
+
+
+class Attention(nn.Module):
+    def __init__(self, d, h):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+
+    def forward(self, x, ok, memory=None):
+        memory = x if memory is None else memory
+        split = lambda y: y.unflatten(-1, (self.h, -1)).transpose(1, 2)
+        q, k, v = split(self.q(x)), split(self.k(memory)), split(self.v(memory))
+        s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        w = s.masked_fill(~ok, torch.finfo(s.dtype).min).softmax(-1) * ok
+        return self.o((w @ v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.attn = Attention(c.d_model, c.num_heads)
+        self.ffn = nn.Sequential(nn.Linear(c.d_model, c.d_ff), nn.ReLU(), nn.Linear(c.d_ff, c.d_model))
+        self.norms = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(2))
+        self.drop = nn.Dropout(c.dropout)
+
+    def forward(self, x, ok):
+        x = self.norms[0](x + self.drop(self.attn(x, ok)))
+        return self.norms[1](x + self.drop(self.ffn(x)))
+
+
+class Net(nn.Module):
+    """Learned positions that count real tokens, as in RoBERTa, so that padding may stand on either side."""
+    def __init__(self, c, bug):
+        super().__init__()
+        self.bug = bug
+        self.word = nn.Embedding(c.vocab_size, c.d_model)
+        self.place = nn.Embedding(c.max_len, c.d_model)
+        self.entry = nn.LayerNorm(c.d_model)
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.num_layers))
+
+    def forward(self, tokens, mask=None):
+        real = torch.ones_like(tokens) if mask is None else mask.long()
+        ids = (torch.cumsum(real, dim=0 if self.bug else 1) - 1).clamp(min=0)
+        if self.bug:
+            ids = ids.clamp(max=self.place.num_embeddings - 1)
+        x = self.entry(self.word(tokens) + self.place(ids))
+        ok = visible(x, mask)
+        for layer in self.layers:
+            x = layer(x, ok)
+        return x
+
+
+WHAT = "Position ids are the cumulative sum of the mask over the batch instead of over time: order within a sequence does not enter, and a sample's row in the batch does."
+PLACE = 'position ids of the encoder'
+
+
+def make(bug):
+    return Subject(
+        kind="encoder",
+        build=lambda c: Net(c, bug),
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares={'positions': 'learned', 'causal': False, 'norm_placement': 'post'},
+    )
+
+
+right, wrong = make(False), make(True)
