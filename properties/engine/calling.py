@@ -122,6 +122,11 @@ class Calling(Drawing):
         """
         return self.bench.recorder.apply(function, args) if self.bench.recorder else function(*args)
 
+    @property
+    def was_refused(self) -> bool:
+        """Whether the subject raised on the path that is being walked, and was called on a plainer one."""
+        return self._refused
+
     def call(self, built: Built, *args: Any, path: Path = DEFAULT, **kwargs: Any) -> Tensor:
         """Call the subject's forward on a path; None-valued keywords are not passed.
 

@@ -66,3 +66,27 @@ def short_table() -> Subject:
         kind="decoder", build=Model, forward=lambda m, tokens: m(tokens),
         declares={"causal": True, "positions": "learned", "max_len": 20},
     )  # fmt: skip
+
+
+@trap(
+    "style-minimum-of-input", "Scores are filled with the smallest number of the input's dtype, which autocast narrows"
+)
+def minimum_of_input() -> Subject:
+    class Layer(nn.Module):
+        def __init__(self, config: DrawnConfig) -> None:
+            super().__init__()
+            self.tokens, self.norm = nn.Embedding(config.vocab_size, config.d_model), nn.LayerNorm(config.d_model)
+            self.qkv, self.o = nn.Linear(config.d_model, 3 * config.d_model), nn.Linear(config.d_model, config.d_model)
+            self.head = nn.Linear(config.d_model, config.vocab_size)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.tokens(tokens)
+            q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+            ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(ahead, torch.finfo(x.dtype).min)
+            return self.head(x + self.o(scores.softmax(-1) @ v))  # type: ignore[no-any-return]
+
+    return Subject(
+        kind="decoder", build=Layer, forward=lambda m, tokens: m(tokens), domain={"num_heads": [1]},
+        declares={"causal": True, "positions": "none", "half_precision": False, "structure": "other", "stacked": False},
+    )  # fmt: skip
