@@ -283,14 +283,17 @@ def agrees_with_itself(bench: Workbench, built: Built, *inputs: Any) -> bool:
 
 
 def mask_axes(bench: Workbench) -> int:
-    """Return how many axes the mask of a subject of kind attention has: 4 `[B, 1, T, S]`, 3 `[B, T, S]`, 2 `[T, S]`.
+    """Return how a mask of kind attention looks: 4 `[B, 1, T, S]`, 3 `[B, T, S]`, 2 `[T, S]`, 1 `[B, S]`.
 
-    Tried one after another on sizes that all differ; 4 where none of them works, so that what it raises is seen.
+    The last where padding is the only mask that the subject takes; the others are tried one after another on sizes that
+    all differ. 4 where none of them works, so that what it raises is seen.
     """
     return _kept(bench, ("mask axes",), lambda: _mask_axes(bench))
 
 
 def _mask_axes(bench: Workbench) -> int:
+    if bench.subject.takes_mask("padding") and not bench.subject.takes_mask("pairwise"):
+        return 1
     built = bench.pool.get(bench.configs[0], torch.float32)
     q, k = torch.zeros(2, 3, 4, 8, device=bench.device), torch.zeros(2, 3, 5, 8, device=bench.device)
     allow = torch.ones(2, 1, 4, 5, dtype=torch.bool, device=bench.device)

@@ -10,6 +10,7 @@ from veriformer.properties.definitions.attention import attention_bound, attenti
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
 from veriformer.properties.subject.paths import DEFAULT, Path
+from veriformer.properties.subject.subject import Subject
 
 TILES = (9, 17, 33)
 """Lengths of one position more than a tile of a kernel."""
@@ -17,6 +18,11 @@ TILES = (9, 17, 33)
 
 def _has_parameters(built: Built) -> bool:
     return isinstance(built.module, nn.Module) and next(built.module.parameters(), None) is not None
+
+
+def hides_keys_alone(subject: Subject) -> bool:
+    """Whether the mask of a subject of kind attention is `[B, S]`."""
+    return subject.kind == "attention" and subject.takes_mask("padding") and not subject.takes_mask("pairwise")
 
 
 class Attending:
@@ -88,12 +94,15 @@ class Attending:
         return 2 * attention_bound(q, k, v, self.scale)
 
     def drawn_mask(self) -> Tensor:
-        """Draw `[B, 1, T, S]` bool with at least one visible key in each row, and one hidden key at least."""
-        batch, _, queries, _ = self.query.shape
-        keys = self.key.shape[2]
+        """Draw `[B, 1, T, S]` bool with at least one visible key in each row, and one hidden key at least.
+
+        The same row for all queries where the subject's mask is `[B, S]`.
+        """
+        batch, _, length, _ = self.query.shape
+        keys, queries = self.key.shape[2], 1 if hides_keys_alone(self.case.subject) else length
         allow = torch.rand(batch, 1, queries, keys, generator=self.case.generator) < 0.6
         keep = torch.randint(0, keys, (batch, 1, queries, 1), generator=self.case.generator)
         allow.scatter_(-1, keep, True)
         if bool(allow.all()):
             allow[0, 0, 0, (int(keep[0, 0, 0, 0]) + 1) % keys] = False
-        return allow.to(self.query.device)
+        return allow.expand(-1, -1, length, -1).contiguous().to(self.query.device)

@@ -149,18 +149,23 @@ class Calling(Drawing):
         mask = given["attention_mask"]
         if mask.shape[1] > 1:
             self.reject("its mask is one for all heads")
+        batch = args[0].shape[0]
+        if axes == 1:
+            if not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
+                self.reject("its mask hides a key from every query or from none")
+            rows = mask[:, 0, 0].expand(batch, -1)
+            return self._call_or_plainly(path, built, args, {**given, "attention_mask": rows})
         if axes == 3:
-            batch = args[0].shape[0]
             return self._call_or_plainly(
                 path, built, args, {**given, "attention_mask": mask[:, 0].expand(batch, -1, -1)}
             )
-        rows = [
+        outputs = [
             self._call_or_plainly(
                 path, built, tuple(x[b : b + 1] for x in args), {**given, "attention_mask": mask[b % len(mask), 0]}
             )
-            for b in range(args[0].shape[0])
+            for b in range(batch)
         ]
-        return torch.cat(rows)
+        return torch.cat(outputs)
 
     def _call_or_plainly(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
         """Call on a path; where that is one of its extras and raises, without them."""

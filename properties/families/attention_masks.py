@@ -12,7 +12,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import worst_difference
-from veriformer.properties.engine.attending import Attending
+from veriformer.properties.engine.attending import Attending, hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
 from veriformer.properties.engine.property import holds
@@ -25,6 +25,8 @@ _PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"))
 
 
 def _takes_some_mask(subject: Subject) -> str | None:
+    if subject.kind == "attention" and subject.takes_mask("padding"):
+        return None  # `[B, S]`
     return needs_mask("pairwise" if subject.kind == "attention" else "padding")(subject)
 
 
@@ -132,7 +134,7 @@ def _module_masked_keys_are_gone(case: Case) -> None:
     formula="o_t = sum_{s: m_ts} softmax_s(...) v_s; causal and explicit mask: both must allow",
     source=_PAPER,
     kinds=("attention",),
-    unless=(*_PLAIN, needs_mask("pairwise")),
+    unless=(*_PLAIN, _takes_some_mask),
     sweeps_lengths=True,
     catches=("CM02", "CM07", "CM10", "CM13", "CM14", "CM17", "CM20"),
 )
@@ -255,6 +257,8 @@ def _with_an_empty_row(case: Case) -> tuple[list[Tensor], Callable[[Path], Tenso
     """Return leaves, a function of the path that calls the subject, and which output rows are empty."""
     if case.subject.kind == "attention":
         drawn = Attending(case)
+        if hides_keys_alone(case.subject):
+            case.reject("its mask hides a key from every query or from none")
         allow = drawn.drawn_mask().expand(-1, -1, drawn.query.shape[2], -1).clone()
         row = case.integer("row", 0, allow.shape[2] - 1)
         allow[:, :, row] = False

@@ -138,7 +138,7 @@ def _masks(case: Case, tensors: list[Tensor]) -> list[dict[str, Any]]:
     subject = case.subject
     if not subject.accepts("attention_mask"):
         return []
-    if subject.kind == "attention" and subject.takes_mask("pairwise"):
+    if subject.kind == "attention" and (subject.takes_mask("pairwise") or subject.takes_mask("padding")):
         query, key = tensors[:2]
         mask = torch.ones(query.shape[0], 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     elif subject.kind != "attention" and subject.takes_mask("padding"):

@@ -58,4 +58,5 @@ KINDS: Mapping[str, Kind] = {
 }
 """Every kind of subject. Masks are boolean, True = may attend: `[B, T]` for padding, `[T, S]` or `[B, T, S]`
 pairwise where the subject declares that it takes them. A subject of kind attention is given `[B, 1, T, S]` or
-`[1, 1, T, S]`; one that takes `[B, T, S]` or `[T, S]` alone is found out by trying and given these."""
+`[1, 1, T, S]`; one that takes `[B, T, S]` or `[T, S]` alone is found out by trying and given these; with
+mask_forms=("padding",) it is given `[B, S]`."""

@@ -34,8 +34,9 @@ class Subject:
         domain: sizes that `build` supports, e.g. `{"num_heads": [4, 8]}`; other sizes are drawn freely.
         config: sizes of `module`.
         inputs: "tokens" or "embeddings" where that differs from the kind's usual input.
-        mask_forms: kinds of `attention_mask` it takes: "padding" `[B, T]`, "pairwise" `[T, S]` and `[B, T, S]`,
-            "additive" (attention kind: a float mask). Found from the signature of `forward` if None.
+        mask_forms: kinds of `attention_mask` it takes: "padding" `[B, T]` (`[B, S]` of the attention kind), "pairwise"
+            `[T, S]` and `[B, T, S]`, "additive" (attention kind: a float mask). Found from the signature of `forward`
+            if None.
         embed: `embed(model, embeddings [B,T,D], attention_mask=None)`: the forward from embeddings on.
         weights: as `forward`, but returns attention weights `[B, H, T, S]`.
         cache: `cache(model, chunks, attention_mask=None, reorder=None)`: outputs `[B, T, *]` computed chunk by chunk;
