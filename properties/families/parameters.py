@@ -192,6 +192,8 @@ def tying_survives(case: Case) -> None:
 
     if case.subject.fact("tied") and not case.apply(matrices, module, shape):
         case.does_not_apply("it has no matrix of the vocabulary by the model's width: the embedding is a product, say")
+    if not any(isinstance(m, nn.Embedding) for m in module.modules()):
+        case.does_not_apply("no nn.Embedding is found in it, so it is not known which matrices are to be two")
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
     miscounted = case.apply(counts_wrongly, module)
