@@ -31,9 +31,7 @@ from veriformer.properties.subject.palette import colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
 
-_GIVEN_UP = (
-    100  # cases, when none was judged: a premise that one case in thirty meets is missed once in thirty searches
-)
+_GIVEN_UP = 100  # cases, when none was judged: what one case in thirty meets is missed once in thirty searches
 
 _BEYOND = 20  # seeds tried for choices that a recorded case does not have: one in a few meets a premise
 

@@ -160,7 +160,7 @@ class Stream:
         module = self.built.module
         if not isinstance(module, nn.Module):
             return None
-        if x.shape[0] == x.shape[1] and torch.equal(x, x.T):
+        if x.shape[0] == x.shape[1] > 1 and torch.equal(x, x.T):
             self.case.reject("a model that puts time first embeds the same tokens in another order")
         leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
         if self.case.was_refused:  # called once more on a plainer path, behind the cut of the call that raised

@@ -106,6 +106,23 @@ def put_back() -> Subject:
 
 
 @fault(
+    "TR-graph",
+    "In train mode a statistic of the last call is kept with its graph, and the next step goes back through it",
+    killed_by=("training.parameters-move",),
+    cause="",
+)
+def kept_graph() -> Subject:
+    def last(self: Any, hidden: Tensor) -> Tensor:
+        output: Tensor = self.down(hidden)
+        if self.training:
+            output = output + 0.0 * getattr(self, "kept", 0.0)
+            self.kept = output.mean()
+        return output
+
+    return _network(last)
+
+
+@fault(
     "ME03",
     "The probabilities of the chosen experts are not divided by their sum",
     killed_by=("router.normalised",),
