@@ -62,7 +62,7 @@ for project in sys.argv[1:]:
         seen = os.open("output.txt", os.O_WRONLY | os.O_CREAT)
         os.dup2(seen, 1)
         os.dup2(seen, 2)
-        status = int(pytest.main(["-q", "-p", "no:cacheprovider"]))
+        status = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider"]))
         print(f"{veriformer.properties.__file__}\\nstatus {status}", flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, project
