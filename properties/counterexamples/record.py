@@ -12,7 +12,7 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.program import Program
 from veriformer.properties.counterexamples.recorder import Recorder
 from veriformer.properties.counterexamples.script import script
-from veriformer.properties.diagnosis.opinions import second_opinion
+from veriformer.properties.diagnosis.opinions import cause_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
@@ -36,7 +36,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
         error=problem.error,
         tolerance=problem.tolerance,
         path=problem.path,
-        cause=_asked(problem.cause) or second_opinion(prop, case, problem) or "",
+        cause=cause_of(prop, case, problem),
         influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
     )
     program = _recorded(prop, case.bench, found.choices)

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.kernels import kernel_opinion
+from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.subject.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -23,26 +27,57 @@ class Opinion:
         measure: takes the smallest failing case and its violation; returns one sentence, or None.
         kinds: of subjects that it can look at.
         properties: beginnings of the ids of properties whose failures it can explain.
+        is_first: asked before the property's own measurement, which it may explain too.
     """
 
     measure: Callable[[Case, Violation], str | None]
     kinds: tuple[str, ...]
     properties: tuple[str, ...]
+    is_first: bool = False
 
 
-OPINIONS: tuple[Opinion, ...] = ()
+_EVERY = tuple(KINDS)
+
+OPINIONS: tuple[Opinion, ...] = (
+    Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
+    Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "padding.")),
+)
 """In the order in which they are asked; the first that speaks is believed."""
 
 
-def second_opinion(prop: Property, case: Case, problem: Violation) -> str | None:
-    """Return what explains a failure, from the first opinion that has one; what breaks while measuring is silent."""
+def cause_of(prop: Property, case: Case, problem: Violation) -> str:
+    """Return what explains a failure, in one sentence, or an empty one.
+
+    A property's own measurement is believed before a general one, but where it names a place alone or leaves a choice.
+    """
+    before = _first_of(prop, case, problem, is_first=True)
+    if before:
+        return before
+    own = _asked(problem.cause)
+    if own and "declare " in own:
+        return own  # the fact that takes the failure back is asked about
+    general = _first_of(prop, case, problem, is_first=False)
+    return general or own or ""
+
+
+def _first_of(prop: Property, case: Case, problem: Violation, *, is_first: bool) -> str | None:
     for opinion in OPINIONS:
-        if case.subject.kind in opinion.kinds and prop.id.startswith(opinion.properties):
-            try:
-                with off_the_record(case):
-                    told = opinion.measure(case, problem)
-            except Exception:  # whatever goes wrong here must not hide the violation itself
-                continue
+        if opinion.is_first != is_first or case.subject.kind not in opinion.kinds:
+            continue
+        if prop.id.startswith(opinion.properties):
+            again = Case(case.bench, RecordedDraws(case.choices))  # the search is over: what it drew stands, more may be
+            with off_the_record(again):
+                told = _asked(lambda opinion=opinion, again=again: opinion.measure(again, problem))  # type: ignore[misc]
             if told:
                 return told
     return None
+
+
+def _asked(question: Callable[[], str | None] | None) -> str | None:
+    """Ask; whatever goes wrong while measuring must not hide the violation itself."""
+    if question is None:
+        return None
+    try:
+        return question()
+    except Exception:
+        return None
