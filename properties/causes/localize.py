@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.causes.lines import Kept, line_where_runs_part
 from veriformer.properties.definitions.differences import size_of, worst_difference
 
 Rows = Callable[[Tensor], Tensor | None]
@@ -15,9 +16,14 @@ Rows = Callable[[Tensor], Tensor | None]
 
 
 def where_it_enters(
-    module: Any, first: Callable[[], object], second: Callable[[], object], rows: Rows, limit: float
+    module: Any,
+    first: Callable[[], object],
+    second: Callable[[], object],
+    rows: Rows,
+    limit: float,
+    kept: Kept | None = None,
 ) -> str | None:
-    """Run a model twice and name the innermost module behind which the two runs part.
+    """Run a model twice and name the innermost module behind which the two runs part, and the line if it is found.
 
     Args:
         module: of the subject; anything but a torch module gives None.
@@ -25,12 +31,23 @@ def where_it_enters(
         second: another, which must agree with it on `rows`.
         rows: of each module's inputs and outputs.
         limit: largest difference that is rounding, relative to the size of a tensor.
+        kept: of every tensor on the way, what must agree; the line is looked for where it is given.
 
     Returns:
         `behind stack.layers.0.attention (SelfAttention), whose input is still right`, or None.
     """
     if not isinstance(module, nn.Module):
         return None
+    place = _module(module, first, second, rows, limit)
+    line = line_where_runs_part(first, second, kept, limit) if kept else ""
+    if place and line:
+        return f"{place.partition(', whose input')[0] if 'behind' in place else place}, at {line}"
+    return place or (f"at {line}" if line else None)
+
+
+def _module(
+    module: nn.Module, first: Callable[[], object], second: Callable[[], object], rows: Rows, limit: float
+) -> str | None:
     one, two = _run(module, first), _run(module, second)
     for (name, inside, outside), (again, inside_too, outside_too) in zip(one, two, strict=False):
         if name != again:

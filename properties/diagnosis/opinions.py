@@ -65,7 +65,7 @@ def _first_of(prop: Property, case: Case, problem: Violation, *, is_first: bool)
         if opinion.is_first != is_first or case.subject.kind not in opinion.kinds:
             continue
         if prop.id.startswith(opinion.properties):
-            again = Case(case.bench, RecordedDraws(case.choices))  # the search is over: what it drew stands, more may be
+            again = Case(case.bench, RecordedDraws(case.choices))  # may draw more than the search did
             with off_the_record(again):
                 told = _asked(lambda opinion=opinion, again=again: opinion.measure(again, problem))  # type: ignore[misc]
             if told:

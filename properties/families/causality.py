@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
@@ -124,12 +125,14 @@ class _Map:
     def _where(self) -> str | None:
         """Name the module in which later inputs reach earlier outputs."""
         stream, path = self.stream, self.path
-        x, cut = stream.draw(1, self.length), self.length // 2
+        length = apart(self.length, stream.built.config)
+        x, cut = stream.draw(1, length), length // 2
         other = x.clone()
         other[:, cut:] = stream.other(x)[:, cut:]
         return where_it_enters(
             stream.built.module, lambda: stream(x, path=path), lambda: stream(other, path=path),
             lambda t: t[:, :cut] if t.shape[:2] == x.shape[:2] else None, self.case.tolerance(stream.built),
+            Kept({length: list(range(cut))}),
         )  # fmt: skip
 
     def gap(self) -> str | None:
