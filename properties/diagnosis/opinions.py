@@ -6,11 +6,13 @@ only where what it measured would have come out otherwise under the other causes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.kernels import kernel_opinion
+from veriformer.properties.diagnosis.modules import module_opinion
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
@@ -37,10 +39,12 @@ class Opinion:
 
 
 _EVERY = tuple(KINDS)
+_FACT = re.compile(r"declare \w+=")
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
     Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "padding.")),
+    Opinion(module_opinion, ("self_attention", "cross_attention"), ("attention.", "cross_attention.", "padding.")),
 )
 """In the order in which they are asked; the first that speaks is believed."""
 
@@ -54,7 +58,7 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     if before:
         return before
     own = _asked(problem.cause)
-    if own and "declare " in own:
+    if own and _FACT.search(own):
         return own  # the fact that takes the failure back is asked about
     general = _first_of(prop, case, problem, is_first=False)
     return general or own or ""

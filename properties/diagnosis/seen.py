@@ -10,13 +10,15 @@ from torch import Tensor
 
 from veriformer.properties.diagnosis.weights import Read
 
+_NOTHING = 1e-30  # a visible key may have a small weight, a hidden one has none
+
 
 def seen(read: Read) -> str | None:
     """Say which keys are seen that are not to be, or are not seen; None if all that is allowed is seen, and no more."""
     own, right = read.own, read.right
     rows = read.allow.any(-1)
     shown = own.abs() > read.slack
-    extra, missing = (shown & ~read.allow)[rows], (~shown & (right > 1e3 * read.slack))[rows]
+    extra, missing = (shown & ~read.allow)[rows], ((own.abs() < _NOTHING) & (right > 1e3 * read.slack))[rows]
     if not bool(extra.any()) and not bool(missing.any()):
         return None
     of = _as_if(read, own)
@@ -101,7 +103,7 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
             "the causal mask is transposed: the past is hidden, the future is seen",
             everything.triu(keys - queries) & others,
         )
-        for block in range(2, queries):
+        for block in range(2, queries // 2 + 1):
             starts = torch.arange(queries) // block * block
             first = everything.clone()
             last = everything.clone()
@@ -159,7 +161,7 @@ def _rows(numbers: list[int]) -> str:
 
 
 def _missing(read: Read, shown: Tensor) -> str | None:
-    gone = read.allow & ~shown & (read.right > 1e3 * read.slack)
+    gone = read.allow & (read.own.abs() < _NOTHING) & (read.right > 1e3 * read.slack)
     where = gone.nonzero().tolist()
     rows, keys = sorted({t for _, _, t, _ in where}), sorted({s for _, _, _, s in where})
     who = _who(rows, read.scores.shape[2])
