@@ -16,6 +16,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_bound, attention_oracle
+from veriformer.properties.diagnosis.normed import normed_over
 from veriformer.properties.diagnosis.seen import seen
 from veriformer.properties.diagnosis.weights import Read, weighed, whose
 from veriformer.properties.engine.attending import hides_keys_alone
@@ -61,9 +62,9 @@ def kernel_opinion(case: Case, problem: Violation) -> str | None:
 
 
 def _measured(case: Case, mode: str) -> str | None:
-    if case.subject.fact("query_key_norm"):
-        return None
     kernel = _Kernel(case, mode)
+    if case.subject.fact("query_key_norm"):
+        return kernel.normed()
     for where, sizes in _ladder(kernel):
         found = kernel.wrong(sizes)
         if found is None:
@@ -101,12 +102,12 @@ def _ladder(kernel: _Kernel) -> Iterator[tuple[str, Sizes]]:
     if subject.accepts("causal"):
         causal = replace(plain, causal=True)
         yield "with causal=True", replace(square, causal=True)
+        if masks:
+            yield "where a mask and causal=True are given together", replace(square, causal=True, masked=True)
         yield from kernel.first_wrong("both", replace(square, causal=True), "with causal=True ")
         yield "with causal=True and fewer queries than keys", replace(causal, queries=2, keys=6)
         yield from kernel.first_wrong("keys", causal, "with causal=True ")
         yield "with causal=True and more queries than keys", replace(causal, queries=6)
-        if masks:
-            yield "where a mask and causal=True are given together", replace(square, causal=True, masked=True)
 
 
 def _with_masks(kernel: _Kernel, masked: Sizes, words: str) -> Iterator[tuple[str, Sizes]]:
@@ -249,6 +250,14 @@ class _Kernel:
             if len(right) > 1 and right == {n for n in _LENGTHS if n <= 34 and n % block == 0}:
                 return f"wrong unless the number of keys is a multiple of {block}"
         return ""
+
+    def normed(self) -> str | None:
+        """Say over which axis queries and keys are normalised, if not over the channels."""
+        sizes = replace(self.plain, batch=2, queries=3, keys=5)
+        sizes = sizes if self.has_own_sizes else replace(sizes, heads=2, groups=2)
+        read = self.read(sizes)
+        q, k, _ = (x.double() for x in self.inputs(sizes))
+        return None if read is None else normed_over(read.own, q, k)
 
     def told(self, sizes: Sizes | None) -> str | None:
         """Say what the weights are like at these sizes."""

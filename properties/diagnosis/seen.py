@@ -94,7 +94,7 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
         others = everything if read.mask is None else read.mask.expand(read.scores.shape)
         if queries != keys:
             yield (
-                "the causal mask is aligned to the first key (top left), not to the last (bottom right)",
+                "the causal mask is aligned to the top left (the first key), not to the last key",
                 everything.tril() & others,
             )
         for step, words in ((1, "each query sees one key ahead"), (-1, "a query does not see its own key")):
@@ -144,10 +144,12 @@ def _hidden_scores(read: Read) -> str | None:
     if max(found) - min(found) < 1e-4:
         number = sum(found) / len(found)
         number = 0.0 if abs(number) < 1e-6 else number
-        return f"a hidden key keeps a weight: its score is {number:.4g} where it is to be -inf"
+        return f"masked scores are set to {number:.4g} instead of -inf: hidden keys keep a weight"
     if max(raised) - min(raised) < 1e-4:
         number = sum(raised) / len(raised)
-        return f"a hidden key keeps a weight: {number:.4g} is added to its score where it is to be -inf"
+        if abs(number + 1) < 1e-6:
+            return "the mask is added to the scores as 0 and 1, not as -inf and 0: hidden keys keep a weight"
+        return f"to the scores of hidden keys {number:.4g} is added instead of -inf: they keep a weight"
     scaled = [r for r in raised if r < 0]
     return "a hidden key keeps a weight that depends on its score" if len(scaled) == len(raised) else None
 

@@ -121,9 +121,10 @@ def weighed(read: Read) -> str | None:
     ratio = torch.where(read.allow, own / right.clamp(min=1e-300), torch.ones_like(own))
     spread = [float(r[a].max() - r[a].min()) for r, a in zip(ratio[rows], read.allow[rows], strict=True)]
     loose = 1e-6 if read.slack < 1e-6 else 1e-3
-    if max(spread) < loose:
+    told = _formulas(read)
+    if told is None and max(spread) < loose:
         return _normalised(read, own.sum(-1)[rows], rows)
-    return _tempered(read, loose) or _moved(read) or _formulas(read) or _blocks(read, ratio, loose)
+    return told or _tempered(read, loose) or _moved(read) or _blocks(read, ratio, loose)
 
 
 def _normalised(read: Read, sums: Tensor, rows: Tensor) -> str | None:
@@ -180,11 +181,13 @@ def _tempered(read: Read, loose: float) -> str | None:
     if not pairs or below == 0:
         return None
     slope = above / below
+    if not read.has_sink and float((read.own.sum(-1)[rows] - 1).abs().max()) > 10 * loose:
+        return None
     if abs(slope - 1) < 1e-4 or any(float((logs - slope * scores).abs().max()) > 10 * loose for logs, scores in pairs):
         return None
     used, heads = slope * read.scale, read.scores.shape[1]
     names = {
-        "1/sqrt(d_head)": read.width**-0.5, "1/d_head (scaled twice)": 1 / read.width, "1 (not scaled)": 1.0,
+        "1/sqrt(d_head)": read.width**-0.5, "1/d_head (scaled twice)": 1 / read.width, "1 (no scaling)": 1.0,
         "sqrt(d_head)": read.width**0.5, "1/sqrt(width of the values)": read.values**-0.5,
         "d_head^-1/4 (one of two factors is missing)": read.width**-0.25,
         "1/sqrt(d_model)": (read.width * heads) ** -0.5, "1/sqrt(number of queries)": read.scores.shape[2] ** -0.5,
@@ -243,11 +246,18 @@ def _formulas(read: Read) -> str | None:
     """Tell softmaxes over another axis, and scores that are made otherwise: if one alone fits."""
     shown = read.scores.masked_fill(~read.allow, -torch.inf)
     plain = read.cross * read.scale
+    together = (
+        shown.transpose(1, 2).flatten(2).softmax(-1).unflatten(2, (shown.shape[1], shown.shape[3])).transpose(1, 2)
+    )
     candidates = [
-        ("the softmax runs over the queries, not over the keys", shown.softmax(-2)),
-        ("the softmax runs over the heads, not over the keys", shown.softmax(1)),
-        ("the softmax runs over the samples, not over the keys", shown.softmax(0)),
+        ("the softmax over the queries instead of the keys is taken", shown.softmax(-2)),
+        ("the softmax over the heads instead of the keys is taken", shown.softmax(1)),
+        ("the softmax over the samples instead of the keys is taken", shown.softmax(0)),
+        ("one softmax over heads and keys together is taken", together),
+        ("the scale is applied after the softmax", (shown / read.scale).softmax(-1) * read.scale),
+        ("the mask is applied after the softmax, without renormalising", read.scores.softmax(-1) * read.allow),
     ]
+    candidates = [c for c in candidates if not read.agrees(c[1].nan_to_num(0.0), read.right)]
     made = [
         ("scores enter squared", plain**2),
         ("scores enter without their sign", plain.abs()),
