@@ -43,7 +43,7 @@ _FACT = re.compile(r"declare \w+=")
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
-    Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "padding.")),
+    Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "gradients.", "padding.")),
     Opinion(module_opinion, ("self_attention", "cross_attention"), ("attention.", "cross_attention.", "padding.")),
 )
 """In the order in which they are asked; the first that speaks is believed."""
