@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.gradients import gradient_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.subject.inputs import has_ordinary_inputs
+from veriformer.properties.subject.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,13 @@ class Opinion:
     properties: tuple[str, ...]
 
 
-OPINIONS: tuple[Opinion, ...] = ()
+OPINIONS: tuple[Opinion, ...] = (
+    Opinion(
+        gradient_opinion,
+        tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias")),
+        ("gradients.", "dropout.", "norm.", "attention.", "loss.", "softmax.", "rotary.", "permutation.", "residual."),
+    ),
+)
 """In the order in which they are asked; the first that speaks is believed."""
 
 
