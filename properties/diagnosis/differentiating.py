@@ -60,7 +60,6 @@ class Setting:
         numbers: what a factor may be made of, by name.
         allow: `[B, 1, T, S]`, what attention may attend to.
         args: what it is called on.
-        places: of each leaf, 0 where torch gives no gradient by design.
         is_training: whether it is called in train mode.
     """
 
@@ -71,9 +70,18 @@ class Setting:
     numbers: dict[str, float]
     allow: Tensor | None = None
     args: list[Tensor] = field(default_factory=list)
-    places: dict[str, Tensor] = field(default_factory=dict)
     is_training: bool = False
     _weight: Tensor | None = None
+    _places: dict[str, Tensor] | None = None
+
+    def places(self) -> dict[str, Tensor]:
+        """Return, of each leaf, 0 where torch gives no gradient by design; empty where it does everywhere."""
+        if self._places is None:
+            tokens = [x for x in self.args if not x.is_floating_point()]
+            embeds = bool(tokens) and self.inputs == 0
+            found = trained_places(self.run, tokens, *self.leaves.values()) if embeds else []
+            self._places = dict(zip(self.leaves, found, strict=False))
+        return self._places
 
     def weight(self, output: Tensor) -> Tensor:
         """Return the incoming gradient, the same for all calls."""
@@ -104,7 +112,7 @@ class Setting:
         leaf = self.leaves[name]
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
-        return drawn * self.places[name] if name in self.places else drawn
+        return drawn * self.places()[name] if name in self.places() else drawn
 
     def quotient(self, directions: dict[str, Tensor], step: float = _STEPS[0]) -> float:
         """Return the derivative of the value along some directions, as a difference quotient."""
@@ -138,7 +146,19 @@ class Setting:
     def wrong(self, gradients: dict[str, Tensor | None] | None = None) -> list[str]:
         """Return the leaves whose gradient is not the derivative."""
         given = self.gradients() if gradients is None else gradients
-        return [name for name in self.leaves if not self._agrees([name], given, 3)]
+        none = [name for name, g in given.items() if g is None]
+        missing = none if none and not self._agrees(none, given, 3) else []
+        found = {*missing, *self._wrong_among([name for name in self.leaves if name not in none], given)}
+        return [name for name in self.leaves if name in found]
+
+    def _wrong_among(self, names: list[str], given: dict[str, Tensor | None]) -> list[str]:
+        """Return those that are wrong: halves that are right together are not looked into."""
+        if not names or self._agrees(names, given, 3):
+            return []
+        middle = len(names) // 2
+        if not middle:
+            return names
+        return self._wrong_among(names[:middle], given) + self._wrong_among(names[middle:], given)
 
     def _agrees(self, names: list[str], given: dict[str, Tensor | None], seed: int) -> bool:
         least = 1e-3 * size_of(self.weight(self.run())) if self._weight is None else 1e-3 * size_of(self._weight)
@@ -199,11 +219,9 @@ def setting(case: Case, sizes: Sizes) -> Setting:
             reseed(5)
             return case.call(built, *args, *extras, path=path, **given)
 
-    made = Setting(built, run, leaves, inputs, _numbers(case, built, args, sizes), allow, args, is_training=bool(sizes.rate))
-    if case.subject.takes_tokens and isinstance(built.module, nn.Module):
-        tokens = [x for x in args if not x.is_floating_point()]
-        made.places = dict(zip(leaves, trained_places(run, tokens, *leaves.values()), strict=True))
-    return made
+    return Setting(
+        built, run, leaves, inputs, _numbers(case, built, args, sizes), allow, args, is_training=bool(sizes.rate)
+    )
 
 
 def _arguments(
@@ -272,6 +290,7 @@ def _arguments(
 def _numbers(case: Case, built: Built, args: list[Tensor], sizes: Sizes) -> dict[str, float]:
     """Return what a factor may be made of."""
     config, kind = built.config, case.subject.kind
+    dropped = {"(1 - p)": 1 - sizes.rate} if sizes.rate else {}
     length = {"the number of positions": sizes.queries, "the number of samples": sizes.batch}
     length["the number of tokens in the batch"] = sizes.queries * sizes.batch
     if kind == "attention":
@@ -279,12 +298,12 @@ def _numbers(case: Case, built: Built, args: list[Tensor], sizes: Sizes) -> dict
         groups = args[1].shape[1]
         length = {"the number of queries": sizes.queries, "the number of samples": sizes.batch}
         grouped = {"the number of query heads of a group": heads / groups} if groups != heads else {}
-        return {"d_head": width, "the number of heads": heads, "the number of keys": sizes.keys, **length, **grouped}
+        return {"d_head": width, "the number of heads": heads, "the number of keys": sizes.keys, **length, **grouped, **dropped}
     if kind == "loss":
         return {"the vocabulary": config.vocab_size, **length}
     wide = {"d_model": config.d_model} if args and args[0].is_floating_point() else {}
     heads_too = {"the number of heads": config.num_heads, "d_head": config.d_head}
-    return {**length, **wide, **({} if kind in ("norm", "feed_forward", "softmax") else heads_too)}
+    return {**dropped, **length, **wide, **({} if kind in ("norm", "feed_forward", "softmax") else heads_too)}
 
 
 def numbers_of(values: dict[str, float]) -> Iterator[tuple[str, float]]:

@@ -122,7 +122,8 @@ def _change(case: Case, made: Setting, what: str) -> None:
     with torch.no_grad():
         if what == "parameters":
             for name in list(made.leaves)[made.inputs :]:
-                made.leaves[name].add_(made.direction(name, 1), alpha=0.3)
+                leaf, generator = made.leaves[name], torch.Generator().manual_seed(1)
+                leaf.add_(torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device), alpha=0.3)
             return
         for x in made.args:
             if x.is_floating_point():

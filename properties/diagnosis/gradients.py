@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.differentiating import Setting, Sizes, factor_in_words, setting
@@ -123,10 +123,12 @@ def _told(case: Case, made: Setting, sizes: Sizes, condition: str) -> str | None
     if not wrong:
         return None
     when = f"; {condition}" if condition else ""
-    if cut := _cut(made, wrong):
+    if cut := _cut(case, made, wrong):
         return f"{cut}{when}"
     own = _own_backward(made)
     by = f"the backward of {own[0]}, written by hand," if own else ""
+    if own and sizes.rate:
+        return f"{by} drops others than the forward did: without dropout it is right{when}"
     doubled = made.gradients(2.0)
     if all(_equal(doubled[name], gradients[name]) for name in wrong):
         return (
@@ -148,6 +150,19 @@ def _told(case: Case, made: Setting, sizes: Sizes, condition: str) -> str | None
     return f"{what}{where}{rest}{place}{when}"
 
 
+def _names_in(made: Setting, names: list[str]) -> str:
+    """Name leaves, the parts of a model all of whose parameters are among them as one."""
+    if not isinstance(made.built.module, nn.Module):
+        return _names(names)
+    whole, rest = [], list(names)
+    for part, module in made.built.module.named_modules():
+        own = [f"{part}.{n}" for n, _ in module.named_parameters()]
+        if part and len(own) > 1 and all(n in rest for n in own):
+            whole.append(f"{part} ({type(module).__name__})")
+            rest = [n for n in rest if n not in own]
+    return _names(rest + whole)
+
+
 def _names(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more if more or len(names) != 2 else " and ".join(names)
@@ -157,7 +172,7 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
     return one is not None and two is not None and bool(two.any()) and torch.equal(one, two)
 
 
-def _cut(made: Setting, wrong: list[str]) -> str | None:
+def _cut(case: Case, made: Setting, wrong: list[str]) -> str | None:
     """Name what cuts the graph: that without which the gradient is right."""
 
     def is_right(undone: frozenset[Cut]) -> bool:
@@ -169,11 +184,21 @@ def _cut(made: Setting, wrong: list[str]) -> str | None:
     if cut is None:
         return None
     gradients = made.gradients()
-    cut_off = [name for name in wrong if (g := gradients[name]) is None or not g.any()]
+    cut_off = [n for n, g in gradients.items() if g is None or (n in wrong and not g.any())]
     if cut.what == "a hook on the gradient":
         return f"{cut} changes the gradient of {_names(wrong)} on its way back: without it the gradient is right"
-    reach = f"no gradient reaches {_names(cut_off)}" if cut_off else f"a part of the gradient of {_names(wrong)} is lost"
-    return f"{cut} cuts the graph, so that {reach}: without it the gradient is right"
+    lost = f"a part of the gradient of {_names_in(made, wrong)} is lost"
+    reach = f"no gradient reaches {_names_in(made, cut_off)}" if cut_off else lost
+    does = "switches gradients off" if cut.what == "no_grad" else "cuts the graph"
+    missing = next((told for name in wrong[: made.inputs] if (told := _missing(case, made, name, gradients))), "")
+    return f"{cut} {does}, so that {reach}: without it the gradient is right{missing}"
+
+
+def _missing(case: Case, made: Setting, name: str, gradients: dict[str, Tensor | None]) -> str:
+    """Say which term a cut takes from a gradient, where it is of a formula that is known."""
+    gradient = gradients[name]
+    told = None if gradient is None else told_by_formula(case, made, name, gradient)
+    return f"; {told}" if told else ""
 
 
 def _own_backward(made: Setting) -> tuple[str, str] | None:
@@ -236,7 +261,7 @@ def _of_other_sizes(case: Case, sizes: Sizes) -> Setting | None:
     longer = min(sizes.queries + 1, limit)
     other = replace(
         sizes, batch=3, queries=longer, keys=longer if sizes.queries == sizes.keys else sizes.keys + 2,
-        width=16, config=(own + 1) % len(configs), **grown,
+        width=16, rate=sizes.rate / 2, config=(own + 1) % len(configs), **grown,
     )  # fmt: skip
     try:
         return setting(case, other)
