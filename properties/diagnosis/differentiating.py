@@ -100,7 +100,7 @@ class Setting:
         total = (self.value() if value is None else value) * factor
         if not total.requires_grad:
             return dict.fromkeys(self.leaves)
-        with _training(self.built, self.is_training):  # what is checkpointed is computed again here
+        with _Training(self.built, self.is_training):  # what is checkpointed is computed again here
             found = torch.autograd.grad(total, list(self.leaves.values()), allow_unused=True)
         return {
             name: None if g is None else (g.to_dense() if g.is_sparse else g).detach()
@@ -184,7 +184,7 @@ class Setting:
         return middle if all(abs(r - middle) <= 1e-4 * abs(middle) for r in found) else None
 
 
-class _training:
+class _Training:
     """Keeps a model in train mode for a backward."""
 
     def __init__(self, built: Built, wanted: bool) -> None:
@@ -298,7 +298,14 @@ def _numbers(case: Case, built: Built, args: list[Tensor], sizes: Sizes) -> dict
         groups = args[1].shape[1]
         length = {"the number of queries": sizes.queries, "the number of samples": sizes.batch}
         grouped = {"the number of query heads of a group": heads / groups} if groups != heads else {}
-        return {"d_head": width, "the number of heads": heads, "the number of keys": sizes.keys, **length, **grouped, **dropped}
+        return {
+            "d_head": width,
+            "the number of heads": heads,
+            "the number of keys": sizes.keys,
+            **length,
+            **grouped,
+            **dropped,
+        }
     if kind == "loss":
         return {"the vocabulary": config.vocab_size, **length}
     wide = {"d_model": config.d_model} if args and args[0].is_floating_point() else {}

@@ -41,14 +41,15 @@ def _drawn_in_the_backward(made: Setting) -> str | None:
 
     def gradients(seed: int) -> tuple[list[str], dict[str, Tensor | None]]:
         value = made.value()
-        with torch.random.fork_rng(devices=[]), _called(made) as again:
+        with torch.random.fork_rng(devices=[]), _Called(made) as again:
             reseed(seed)
             return again, made.gradients(value=value)
 
     (again, one), (_, two), (_, same) = gradients(21), gradients(22), gradients(21)
 
     def differ(a: dict[str, Tensor | None], b: dict[str, Tensor | None]) -> bool:
-        return any(x is not None and y is not None and not torch.equal(x, y) for x, y in zip(a.values(), b.values()))
+        pairs = zip(a.values(), b.values(), strict=True)
+        return any(x is not None and y is not None and not torch.equal(x, y) for x, y in pairs)
 
     if differ(one, same) or not differ(one, two):
         return None
@@ -66,7 +67,7 @@ def _drawn_in_the_backward(made: Setting) -> str | None:
     )
 
 
-class _called:
+class _Called:
     """Notes the parts of a model that are called while it is entered."""
 
     def __init__(self, made: Setting) -> None:
@@ -101,8 +102,8 @@ def _masks(case: Case) -> str | None:
         return "the backward forgets the mask of dropout: it takes the weights before they were dropped"
     if torch.equal(here.round(), there.round()):
         return (
-            "the gradient of the values has the mask of the forward: it is forgotten, or applied at the wrong place, in "
-            "the gradient of the weights"
+            "the gradient of the values has the mask of the forward: it is forgotten, or applied at the wrong place, "
+            "in the gradient of the weights"
         )
     for order in permutations(range(4)):
         if order == (0, 1, 2, 3):
@@ -124,9 +125,8 @@ def _weights(case: Case, rate: float) -> tuple[Tensor, Tensor]:
     """Return `[B, H, T, S]` as the forward multiplies values with it, and as the gradient of the values shows it."""
     made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3, rate=rate))
     values = made.leaves["the values"]
-    batch, heads, keys, _ = values.shape
     forward, rows = [], []
-    for s in range(keys):
+    for s in range(values.shape[2]):
         with torch.no_grad():
             values.zero_()
             values[:, :, s, 0] = 1.0

@@ -37,7 +37,10 @@ def told_by_formula(case: Case, made: Setting, name: str, gradient: Tensor, kind
     if right is None or right.shape != gradient.shape:
         return None
     direction = made.direction(name, 3)
-    if abs(float((right * direction).sum()) - made.quotient({name: direction})) > 1e-4 * size_of(right) * direction.norm():
+    if (
+        abs(float((right * direction).sum()) - made.quotient({name: direction}))
+        > 1e-4 * size_of(right) * direction.norm()
+    ):
         return None  # the output is not that of the formula
     if _same(gradient, right):
         return None
@@ -98,17 +101,21 @@ def _wrong_attention(b: _Backward, name: str) -> Wrong:
         return
     yield "the weights of the softmax are held constant there: no gradient passes through them", torch.zeros_like(b.q)
     yield "the backward lacks the row sum of the softmax (its delta, sum of g * o)", _of(b, name, b.p * b.dp)
-    yield "the backward adds the row sum of the softmax (its delta) instead of subtracting it", _of(
-        b, name, b.p * (b.dp + b.delta)
+    yield (
+        "the backward adds the row sum of the softmax (its delta) instead of subtracting it",
+        _of(b, name, b.p * (b.dp + b.delta)),
     )
-    yield "the backward takes the mean instead of the sum over keys for the softmax's delta", _of(
-        b, name, b.p * (b.dp - b.delta / b.p.shape[-1])
+    yield (
+        "the backward takes the mean instead of the sum over keys for the softmax's delta",
+        _of(b, name, b.p * (b.dp - b.delta / b.p.shape[-1])),
     )
-    yield "the backward sums the softmax's delta over the queries instead of the keys", _of(
-        b, name, b.p * (b.dp - (b.dp * b.p).sum(-2, keepdim=True))
+    yield (
+        "the backward sums the softmax's delta over the queries instead of the keys",
+        _of(b, name, b.p * (b.dp - (b.dp * b.p).sum(-2, keepdim=True))),
     )
-    yield "the backward subtracts the sum of dP without the weights for the softmax's delta", _of(
-        b, name, b.p * (b.dp - b.dp.sum(-1, keepdim=True))
+    yield (
+        "the backward subtracts the sum of dP without the weights for the softmax's delta",
+        _of(b, name, b.p * (b.dp - b.dp.sum(-1, keepdim=True))),
     )
     yield "the backward does not multiply by the weights of the softmax", _of(b, name, b.dp - b.delta)
     if b.allow is not None:
@@ -118,14 +125,17 @@ def _wrong_attention(b: _Backward, name: str) -> Wrong:
             yield f"the backward forgets the mask: {words}", _of(b, name, p * (b.dp - own))
     square = b.p.shape[-1] == b.p.shape[-2]
     if square:
-        yield "queries and keys have each other's gradient", _of(
-            b, "the keys" if name == "the queries" else "the queries"
+        yield (
+            "queries and keys have each other's gradient",
+            _of(b, "the keys" if name == "the queries" else "the queries"),
         )
-        yield "the derivative of the scores is transposed where it must not be, or not where it must", b.scale * (
-            b.ds.mT @ b.k if name == "the queries" else b.ds @ b.q
+        yield (
+            "the derivative of the scores is transposed where it must not be, or not where it must",
+            b.scale * (b.ds.mT @ b.k if name == "the queries" else b.ds @ b.q),
         )
-        yield "the product is taken with the tensor itself instead of its partner", b.scale * (
-            b.ds @ b.q if name == "the queries" else b.ds.mT @ b.k
+        yield (
+            "the product is taken with the tensor itself instead of its partner",
+            b.scale * (b.ds @ b.q if name == "the queries" else b.ds.mT @ b.k),
         )
     yield from _tiles(b, name)
 
@@ -146,7 +156,7 @@ def _wrong_values(b: _Backward) -> Wrong:
     queries = b.g.shape[2]
     for start in range(1, queries):
         yield (
-            f"only queries {start} to {queries - 1} count: tiles of queries overwrite one another instead of adding",
+            f"only queries from {start} on count: tiles of queries overwrite one another instead of adding",
             b.p[:, :, start:].mT @ b.g[:, :, start:],
         )
 
@@ -159,7 +169,10 @@ def _tiles(b: _Backward, name: str) -> Wrong:
     along = places if axis == -1 else places[:, None]
     for start in range(1, length):
         for kept, words in (
-            (along >= start, f"only {others} {start} to {length - 1} count: tiles overwrite one another, instead of adding"),
+            (
+                along >= start,
+                f"only {others} from {start} on count: tiles overwrite one another instead of adding",
+            ),
             (along < start, f"only {others} 0 to {start - 1} count: what the later tiles add is lost"),
         ):
             yield words, _of(b, name, b.ds * kept)
@@ -168,7 +181,10 @@ def _tiles(b: _Backward, name: str) -> Wrong:
         tile = torch.arange(keys, device=b.ds.device) // size
         product = b.dp * b.p
         within = torch.stack([(product * (tile == t)).sum(-1) for t in tile], -1)
-        yield f"the softmax's delta is summed over tiles of {size} keys, not over all", _of(b, name, b.p * (b.dp - within))
+        yield (
+            f"the softmax's delta is summed over tiles of {size} keys, not over all",
+            _of(b, name, b.p * (b.dp - within)),
+        )
         mixed = torch.stack([(b.p * (tile == t)).sum(-1) for t in tile], -1)
         inner = b.p * (b.dp - within / mixed)
         yield (
@@ -244,7 +260,10 @@ def _of_norm(
         return right, iter(
             [
                 ("the gain's gradient lacks the input: it is that of a bias", g.flatten(0, -2).sum(0)),
-                ("the gain's gradient is taken with the input before it is normalised", (g * raw).flatten(0, -2).sum(0)),
+                (
+                    "the gain's gradient is taken with the input before it is normalised",
+                    (g * raw).flatten(0, -2).sum(0),
+                ),
             ]
         )
     h = g * gain
@@ -319,7 +338,7 @@ def _loss(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
 
 
 def _rotary(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
-    """A rotation is linear: its derivative is its transpose, read off from the outputs for unit vectors."""
+    """Compare with the forward itself: a rotation is linear, and its derivative turns back."""
     x = next(iter(made.leaves.values()))
     with torch.no_grad():
         g, kept = made.weight(made.run()), x.clone()

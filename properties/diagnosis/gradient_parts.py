@@ -23,7 +23,7 @@ def wrong_part(case: Case, made: Setting) -> str | None:
         return None
     calls = _calls(module, made.run)
     for name, part, args, kwargs in sorted(calls, key=lambda call: -call[0].count("."))[:_MOST]:
-        if not name:
+        if not name or isinstance(part, nn.Embedding):
             continue
         alone = _alone(made, part, args, kwargs)
         try:
@@ -95,7 +95,9 @@ def kept_from_an_earlier_call(case: Case) -> str | None:
             continue
         skipped = [name for name in first if name and name not in again]
         outer = [n for n in skipped if not any(n.startswith(f"{o}.") for o in skipped)]
-        told = f"; {', '.join(outer[:3])} {'is' if len(outer) == 1 else 'are'} not called a second time" if outer else ""
+        told = (
+            f"; {', '.join(outer[:3])} {'is' if len(outer) == 1 else 'are'} not called a second time" if outer else ""
+        )
         return (
             f"what an earlier call made is kept and used again, though the {what} have changed since: "
             f"a new model with the same {what} gives another output{told}"

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _CUTS = {"detach", "detach_", "item", "tensor", "as_tensor", "new_tensor"}
+HOOK = "a hook on the gradient"
 _MOST = 12  # cuts that are tried one by one
 
 
@@ -73,7 +74,7 @@ class CutWatch(TorchFunctionMode):
             return func(*args, **given)
         if what == "no_grad":
             return None
-        if what == "a hook on the gradient":
+        if what == HOOK:
             return _NoHandle()
         source = args[1] if what == "new_tensor" else args[0]
         return source.view_as(source) if what in ("detach", "data") else source
@@ -94,7 +95,7 @@ def _what(func: Callable[..., Any], args: tuple[Any, ...]) -> str:
     if name == "__get__" and getattr(func, "__self__", None) is Tensor.__dict__.get("data", torch._C.TensorBase.data):
         name = "data"
     elif name == "register_hook":
-        return "a hook on the gradient"
+        return HOOK
     elif name not in _CUTS:
         return ""
     source = args[1] if name == "new_tensor" and len(args) > 1 else args[0] if args else None
@@ -113,21 +114,36 @@ def _place(what: str) -> Cut | None:
     return None
 
 
-def decisive_cut(run: Callable[[frozenset[Cut]], bool]) -> Cut | None:
-    """Return the one cut without which a gradient is right.
+def decisive_cuts(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]]) -> list[Cut]:
+    """Return the one cut without which a gradient is right, or the few that it takes together; empty if there is none.
 
     Args:
-        run: whether it is, with these cuts left out.
+        run: with these cuts left out, whether it is, and the cuts that are met.
     """
-    with CutWatch() as watch:
-        run(frozenset())
-    cuts = watch.met[:_MOST]
-    right = [cut for cut in cuts if _holds(run, cut)]
-    return right[0] if len(right) == 1 or (right and right[0].what == "no_grad") else None
+    cuts = run(frozenset())[1][:_MOST]
+    alone = [cut for cut in cuts if _holds(run, frozenset({cut}))]
+    if alone:
+        return alone[:1]
+    together = frozenset(cuts)
+    for _ in range(2):  # what stands inside a block without gradients is met only when that is left out
+        together |= frozenset(_met(run, together)[:_MOST])
+    if not together or not _holds(run, together):
+        return []
+    for cut in sorted(together, key=lambda c: (c.file, c.line)):
+        without = together - {cut}
+        together = without if _holds(run, without) else together
+    return sorted(together, key=lambda c: (c.file, c.line)) if len(together) <= 3 else []
 
 
-def _holds(run: Callable[[frozenset[Cut]], bool], cut: Cut) -> bool:
+def _met(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]], undone: frozenset[Cut]) -> list[Cut]:
     try:
-        return run(frozenset({cut}))
-    except Exception:  # a tensor where the code needs a number, say: nothing is known of this cut
+        return run(undone)[1]
+    except Exception:  # as in `_holds`
+        return []
+
+
+def _holds(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]], undone: frozenset[Cut]) -> bool:
+    try:
+        return run(undone)[0]
+    except Exception:  # a tensor where the code needs a number, say: nothing is known of these cuts
         return False

@@ -33,10 +33,12 @@ class Opinion:
     properties: tuple[str, ...]
 
 
+_DIFFERENTIATED = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
+
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(
         gradient_opinion,
-        tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias")),
+        _DIFFERENTIATED,
         ("gradients.", "dropout.", "norm.", "attention.", "loss.", "softmax.", "rotary.", "permutation.", "residual."),
     ),
 )

@@ -13,7 +13,7 @@ from torch.autograd import function
 
 from veriformer.properties.bench.isolation import reseed
 
-_HOLDER = function._SingleLevelFunction
+_HOLDER: Any = function._SingleLevelFunction
 _MOST = 12
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.gradient_parts import kept_from_an_earlier_call
 from veriformer.properties.diagnosis.gradients import wrong_gradient
 from veriformer.properties.engine.case import Case
 
@@ -36,7 +37,7 @@ def why_not_connected(case: Case, lost: list[str]) -> str | None:
     try:
         with off_the_record(case):
             made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3))
-            if _matter(made, lost):
+            if _matter(made, lost) or kept_from_an_earlier_call(case):
                 return wrong_gradient(case)
             return _unused(made, lost)
     except Exception:  # whatever goes wrong here must not hide the violation itself
@@ -107,7 +108,9 @@ def _reader(after: list[_Called], lost: list[_Called]) -> str:
 
 
 def _same(one: list[Tensor], two: list[Tensor]) -> bool:
-    return bool(one) and len(one) == len(two) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(one, two))
+    if not one or len(one) != len(two):
+        return False
+    return all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
 
 def _calls(module: nn.Module, run: Callable[[], object]) -> list[_Called]:
