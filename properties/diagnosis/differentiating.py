@@ -90,6 +90,10 @@ class Setting:
             self._weight = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
         return self._weight
 
+    def output(self) -> Tensor:
+        """Return the output, without a graph."""
+        return self.run().detach()
+
     def value(self) -> Tensor:
         """Return the output times the incoming gradient, summed."""
         output = self.run()
@@ -122,7 +126,7 @@ class Setting:
                 kept = {name: self.leaves[name].detach().clone() for name in directions}
                 for name, direction in directions.items():
                     self.leaves[name].add_(direction, alpha=sign * step)
-                ends.append(float(self.value()))
+                ends.append(float(self.value().detach()))
                 for name, value in kept.items():
                     self.leaves[name].copy_(value)
         return (ends[0] - ends[1]) / (2 * step)
@@ -161,7 +165,7 @@ class Setting:
         return self._wrong_among(names[:middle], given) + self._wrong_among(names[middle:], given)
 
     def _agrees(self, names: list[str], given: dict[str, Tensor | None], seed: int) -> bool:
-        least = 1e-3 * size_of(self.weight(self.run())) if self._weight is None else 1e-3 * size_of(self._weight)
+        least = 1e-3 * size_of(self.weight(self.output())) if self._weight is None else 1e-3 * size_of(self._weight)
         for attempt, step in enumerate(_STEPS):
             directions = {name: self.direction(name, seed + 10 * attempt) for name in names}
             claimed = sum(float((g * directions[n]).sum()) for n in names if (g := given[n]) is not None)

@@ -130,7 +130,7 @@ def _weights(case: Case, rate: float) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             values.zero_()
             values[:, :, s, 0] = 1.0
-            forward.append(made.run()[..., 0].clone())
+            forward.append(made.output()[..., 0].clone())
     output = made.run()
     made.built.module.train()
     for t in range(output.shape[2]):

@@ -79,7 +79,7 @@ def _attention(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wro
     q, k, v = (x.detach() for x in list(made.leaves.values())[:3])
     repeats = q.shape[1] // k.shape[1]
     scale = attention_scale(case.subject.fact("attention_scale"), q.shape[-1], q.shape[-1] * q.shape[1])
-    g = made.weight(made.run())
+    g = made.weight(made.output())
     b = _Backward(q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), g, scale, made.allow)
     right = _of(b, name)
     if name == "the queries" or repeats == 1:
@@ -220,8 +220,7 @@ def _norm(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
     x = next(iter(made.leaves.values())).detach()
     if name != "the input" and made.leaves[name].ndim != 1:
         return None, iter(())
-    with torch.no_grad():
-        y = made.run()
+    y = made.output()
     g = made.weight(y)
     for centred in (True, False):
         centre = x - x.mean(-1, keepdim=True) if centred else x
@@ -295,8 +294,7 @@ def _projected(g: Tensor, hat: Tensor, centred: bool) -> Tensor:
 
 def _softmax(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
     scores = next(iter(made.leaves.values())).detach()
-    with torch.no_grad():
-        p = made.run()
+    p = made.output()
     g = made.weight(p)
     if p.shape != scores.shape:
         return None, iter(())
@@ -319,7 +317,7 @@ def _loss(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
     logits, labels = made.args[0].detach(), made.args[1]
     counted = (labels != int(case.subject.fact("ignore_index", -100)))[..., None]
     eps, z = (float(case.subject.fact(f, 0.0)) for f in ("label_smoothing", "z_loss"))
-    g, p, width = made.weight(made.run()), logits.softmax(-1), logits.shape[-1]
+    g, p, width = made.weight(made.output()), logits.softmax(-1), logits.shape[-1]
     hot = torch.nn.functional.one_hot(labels.clamp(min=0), width).to(p.dtype)
 
     def of(smoothing: float = eps, more: float = z, weights: Tensor = p, kept: Tensor = counted) -> Tensor:
@@ -341,9 +339,9 @@ def _rotary(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]
     """Compare with the forward itself: a rotation is linear, and its derivative turns back."""
     x = next(iter(made.leaves.values()))
     with torch.no_grad():
-        g, kept = made.weight(made.run()), x.clone()
+        g, kept = made.weight(made.output()), x.clone()
         x.copy_(g)
-        turned = made.run().clone()
+        turned = made.output().clone()
         x.copy_(kept)
     right = made.derivative(name) if x.numel() <= 400 else None
     return right, iter(

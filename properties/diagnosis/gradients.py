@@ -64,7 +64,7 @@ def _wrong_gradient(case: Case, rate: float) -> str | None:
 def _situations(case: Case, rate: float) -> Iterator[tuple[Sizes, str]]:
     """Yield what to call a subject on, the plainest first, and what each has that those before had not."""
     kind = case.subject.kind
-    plain = Sizes(batch=2, queries=5, keys=7, heads=3, rate=rate)
+    plain = Sizes(batch=2 if kind == "attention" else 3, queries=5, keys=7, heads=3, rate=rate)
     if kind != "attention":
         longest = min(case.subject.fact("max_len", 64), case.config().max_len)
         yield replace(plain, queries=min(5, longest), keys=min(7, longest)), ""
@@ -135,7 +135,7 @@ def _told(case: Case, made: Setting, sizes: Sizes, condition: str) -> str | None
     if cut := _cut(case, made, wrong):
         return f"{cut}{when}"
     if untrained := _padding_row(made):
-        return f"{untrained}{when}"
+        return untrained
     own = _own_backward(made)
     by = f"the backward of {own[0].name}, written by hand," if own else ""
     if own and sizes.rate:
@@ -296,7 +296,7 @@ def _of_other_sizes(case: Case, sizes: Sizes) -> Setting | None:
     limit = min(c.max_len for c in configs)
     longer = min(sizes.queries + 1, limit)
     other = replace(
-        sizes, batch=3, queries=longer, keys=longer if sizes.queries == sizes.keys else sizes.keys + 2,
+        sizes, batch=5 - sizes.batch, queries=longer, keys=longer if sizes.queries == sizes.keys else sizes.keys + 2,
         width=16, rate=sizes.rate / 2, config=(own + 1) % len(configs),
         heads=4 if grouped else 2, groups=2 if grouped else 0,
     )  # fmt: skip

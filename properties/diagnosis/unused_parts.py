@@ -47,12 +47,12 @@ def why_not_connected(case: Case, lost: list[str]) -> str | None:
 def _matter(made: Setting, names: list[str]) -> bool:
     """Whether the output changes with parameters."""
     with torch.no_grad():
-        before = made.run().clone()
+        before = made.output().clone()
         for name in names:
             if name in made.leaves:
                 leaf = made.leaves[name]
                 leaf.add_(torch.linspace(0.3, 1.0, leaf.numel(), dtype=leaf.dtype).view(leaf.shape).to(leaf.device))
-        after = made.run()
+        after = made.output()
     return float((after - before).abs().max()) > 1e-9 * size_of(before)
 
 
