@@ -32,7 +32,7 @@ class Sizes:
         heads: H, of attention alone.
         groups: G, of attention alone; 0: as many as heads.
         width: K, of attention alone.
-        mask: "", "mask" (some hidden) or "causal" (the flag).
+        mask: "", "mask" (some hidden), "causal" (the flag) or "empty": query 1, or sample 1 of a module, sees nothing.
         config: number of the sizes that the model is built with; None: those of the case.
         rate: of dropout in train mode; 0: eval mode.
     """
@@ -266,6 +266,7 @@ def _arguments(
             allow[..., 0] = True
             allow[..., -1] = False
             allow = allow.expand(-1, -1, sizes.queries, -1).contiguous()
+            allow[:, :, 1] &= sizes.mask != "empty"
             given = {"attention_mask": allow}
         return args, given, ("the queries", "the keys", "the values"), allow
     if kind == "loss":
@@ -278,9 +279,11 @@ def _arguments(
         return [x, torch.arange(sizes.queries, device=device)], {}, ("the input", ""), None
     mask = torch.ones(sizes.batch, sizes.queries, dtype=torch.bool, device=device)
     mask[0, sizes.queries // 2 :] = False
+    mask[1:2] &= sizes.mask != "empty"
     if kind in ("cross_attention", "encoder_decoder"):
         memory = torch.ones(sizes.batch, sizes.keys, dtype=torch.bool, device=device)
         memory[0, (sizes.keys + 1) // 2 :] = False
+        memory[1:2] &= sizes.mask != "empty"
         first, second = sequence(sizes.queries), sequence(sizes.keys)
         if kind == "cross_attention":
             given = {"memory_mask": memory} if sizes.mask else {}

@@ -40,7 +40,11 @@ def wrong_gradient(case: Case, rate: float = 0.0) -> str | None:
     """
     try:
         with off_the_record(case):
-            return _wrong_gradient(case, rate)
+            kept, key = case.bench.measured, ("wrong gradient", case.config(), rate)
+            if key not in kept:
+                kept[key] = _wrong_gradient(case, rate)
+            told: str | None = kept[key]
+            return told
     except Exception:  # whatever goes wrong here must not hide the violation itself
         return None
 
@@ -194,8 +198,9 @@ def _names_in(made: Setting, names: list[str]) -> str:
 
 
 def _names(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more if more or len(names) != 2 else " and ".join(names)
+    if len(names) > 3:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _equal(one: Tensor | None, two: Tensor | None) -> bool:
@@ -291,13 +296,19 @@ def _factor(case: Case, made: Setting, sizes: Sizes, name: str, gradients: dict[
 def _of_other_sizes(case: Case, sizes: Sizes) -> Setting | None:
     """Return a setting whose every size is another, as far as the subject has them."""
     configs = case.bench.configs
-    own = configs.index(case.config()) if case.config() in configs else 0
+    own = case.config() if sizes.config is None else configs[sizes.config]
+
+    def differs(number: int) -> tuple[bool, int, int]:
+        other = configs[number]
+        pairs = ((own.d_model, other.d_model), (own.num_heads, other.num_heads), (own.vocab_size, other.vocab_size))
+        return own.d_head != other.d_head, sum(a != b for a, b in pairs), -number
+
     grouped = bool(sizes.groups) and sizes.heads // sizes.groups != 2
     limit = min(c.max_len for c in configs)
     longer = min(sizes.queries + 1, limit)
     other = replace(
         sizes, batch=5 - sizes.batch, queries=longer, keys=longer if sizes.queries == sizes.keys else sizes.keys + 2,
-        width=16, rate=sizes.rate / 2, config=(own + 1) % len(configs),
+        width=16, rate=sizes.rate / 2, config=max(range(len(configs)), key=differs),
         heads=4 if grouped else 2, groups=2 if grouped else 0,
     )  # fmt: skip
     try:

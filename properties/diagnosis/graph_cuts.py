@@ -102,11 +102,16 @@ def _what(func: Callable[..., Any], args: tuple[Any, ...]) -> str:
     return name if isinstance(source, Tensor) and source.requires_grad else ""
 
 
+def is_of_the_subject(file: str) -> bool:
+    """Whether code is neither ours nor torch's."""
+    return not file.startswith((_OURS, _TORCH, "<frozen"))
+
+
 def _place(what: str) -> Cut | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_OURS, _TORCH, "<frozen")):
+        if is_of_the_subject(file):
             return Cut(what, file, frame.f_lineno, frame.f_code.co_qualname)
         if file.startswith(_OURS) and "diagnosis" not in file:
             return None  # it is the engine's own

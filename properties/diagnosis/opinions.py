@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.gradients import gradient_opinion
+from veriformer.properties.diagnosis.nan_gradients import nan_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
@@ -36,6 +37,7 @@ class Opinion:
 _DIFFERENTIATED = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
 
 OPINIONS: tuple[Opinion, ...] = (
+    Opinion(nan_opinion, _DIFFERENTIATED, ("gradients.finite", "attention.empty-row", "softmax.", "norm.", "padding.")),
     Opinion(
         gradient_opinion,
         _DIFFERENTIATED,

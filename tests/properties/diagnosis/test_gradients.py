@@ -299,3 +299,97 @@ class Stack(nn.Module):
 def test_why_parameters_are_not_connected(way: str, words: str) -> None:
     subject = Subject(kind="feed_forward", build=lambda c: Stack(c.d_model, way), forward=lambda m, x: m(x))
     assert words in cause(subject, "parameters.all-used")
+
+
+class Own(nn.Module):
+    """Self-attention around the attention above."""
+
+    def __init__(self, width: int, heads: int, slip: str) -> None:
+        super().__init__()
+        self.qkv, self.out, self.heads, self.slip = nn.Linear(width, 3 * width), nn.Linear(width, width), heads, slip
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mask = None if attention_mask is None else attention_mask[:, None, None]
+        return self.out(Attend.apply(q, k, v, mask, self.slip).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        ("scale", "the gradient of q: the scale 1 / sqrt(d_head) is missing"),
+        ("delta", "the gradient of q, k: the backward lacks the row sum of the softmax"),
+    ],
+)
+def test_a_backward_inside_a_model_is_judged_by_itself(slip: str, words: str) -> None:
+    subject = Subject(
+        kind="self_attention",
+        build=lambda c: Own(c.d_model, c.num_heads, slip),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares={"once_differentiable": True},
+        domain={"num_heads": [1, 2, 4]},
+    )
+    assert words.replace("q, k", "q and k") in cause(subject)
+
+
+class Dropping(torch.autograd.Function):
+    """The mask of dropout is drawn again from its seed, the other way round if `turned`."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rate: float, turned: bool) -> Tensor:
+        p = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        ctx.seed, ctx.rate, ctx.turned = int(torch.randint(2**31, ())), rate, turned
+        ctx.save_for_backward(q, k, v, p)
+        return p * kept(ctx.seed, p.shape, rate).to(p.dtype) @ v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        q, k, v, p = ctx.saved_tensors
+        shape = (*p.shape[:2], p.shape[3], p.shape[2]) if ctx.turned else p.shape
+        mask = kept(ctx.seed, shape, ctx.rate).to(p.dtype)
+        mask = mask.mT if ctx.turned else mask
+        dp = g @ v.mT * mask
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return ds @ k, ds.mT @ q, (p * mask).mT @ g, None, None
+
+
+def kept(seed: int, shape: tuple[int, ...], rate: float) -> Tensor:
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (drawn >= rate).double() / (1 - rate)
+
+
+class Dropper(nn.Module):
+    def __init__(self, rate: float, turned: bool) -> None:
+        super().__init__()
+        self.rate, self.turned = rate, turned
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rate = self.rate if self.training else 0.0
+        return Dropping.apply(q, k, v, rate, self.turned).to(q.dtype)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_that_is_drawn_in_another_order_is_told(turned: bool) -> None:
+    subject = Subject(
+        kind="attention",
+        build=lambda c: Dropper(c.dropout, turned),
+        forward=lambda m, q, k, v: m(q, k, v),
+        declares={"once_differentiable": True},
+    )
+    told = causes(subject, "dropout.gradient")
+    assert ("in the order [B, H, S, T], the forward in [B, H, T, S]" in told[0]) if turned else told == []
+
+
+def emptied(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores + torch.zeros_like(scores).masked_fill(~mask, -math.inf)
+    weights = scores.softmax(-1)
+    return weights.nan_to_num(0.0) @ v
+
+
+def test_the_line_that_makes_the_first_nan_of_a_gradient_is_told() -> None:
+    told = cause(attention(emptied), "attention.empty-row")
+    assert "the backward of softmax at `weights = scores.softmax(-1)` (test_gradients.py:" in told
+    assert "gives NaN for a row that has no key" in told
