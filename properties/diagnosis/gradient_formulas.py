@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.diagnosis.differentiating import Setting
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
@@ -46,6 +48,27 @@ def told_by_formula(case: Case, made: Setting, name: str, gradient: Tensor, kind
         return None
     fits = [words for words, guess in wrong if guess.shape == gradient.shape and _same(gradient, guess)]
     return fits[0] if fits else None
+
+
+def output_is_right(case: Case, made: Setting) -> bool:
+    """Whether an output is that of the definition, where there is one; True where there is none, or in train mode."""
+    kind, fact = case.subject.kind, case.subject.fact
+    args = [x.detach() for x in made.args]
+    if made.is_training or fact("sink") or fact("query_key_norm"):
+        return True
+    if kind == "attention":
+        width, heads = args[0].shape[-1], args[0].shape[1]
+        scale = attention_scale(fact("attention_scale"), width, width * heads)
+        wanted = attention_oracle(*args, scale=scale, allow=made.allow, soft_cap=fact("soft_cap"))
+    elif kind == "softmax":
+        wanted = args[0].softmax(-1)
+    elif kind == "loss" and not fact("shifts_labels"):
+        eps, z = (float(fact(f, 0.0)) for f in ("label_smoothing", "z_loss"))
+        wanted = loss_oracle(args[0], args[1], eps, int(fact("ignore_index", -100)), z)
+    else:
+        return True
+    got = made.output()
+    return float((got - wanted.to(got.device).view(got.shape)).abs().max()) <= 1e-6 * max(size_of(wanted), 1e-9)
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

@@ -12,7 +12,7 @@ from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
-from veriformer.properties.diagnosis.gradient_formulas import told_by_formula
+from veriformer.properties.diagnosis.gradient_formulas import output_is_right, told_by_formula
 from veriformer.properties.diagnosis.gradient_functions import argument_names, factor_told, told_of_function
 from veriformer.properties.diagnosis.gradient_parts import kept_from_an_earlier_call, wrong_part
 from veriformer.properties.diagnosis.graph_cuts import HOOK, Cut, CutWatch, decisive_cuts
@@ -61,6 +61,8 @@ def _wrong_gradient(case: Case, rate: float) -> str | None:
         except Exception:  # it refuses these sizes
             continue
         if is_wrong:
+            if not output_is_right(case, made):
+                return None  # what is wrong is the output: a right backward is not its derivative
             return _told(case, made, sizes, condition or _narrowed(case, sizes))
     return None
 
@@ -215,7 +217,9 @@ def _cut(case: Case, made: Setting, wrong: list[str]) -> str | None:
             gradients = made.gradients()
         return made.is_right(None, gradients), watch.met
 
-    cuts = decisive_cuts(is_right)
+    gradients = made.gradients()
+    cut_off = [n for n, g in gradients.items() if g is None or (n in wrong and not g.any())]
+    cuts = decisive_cuts(is_right, not cut_off)
     if not cuts:
         return None
     told, what = " and ".join(str(cut) for cut in cuts), {cut.what for cut in cuts}
@@ -223,8 +227,6 @@ def _cut(case: Case, made: Setting, wrong: list[str]) -> str | None:
     without = f"without {'them' if several else 'it'} the gradient is right"
     if what == {HOOK}:
         return f"{told} changes the gradient of {_names_in(made, wrong)} on its way back: {without}"
-    gradients = made.gradients()
-    cut_off = [n for n, g in gradients.items() if g is None or (n in wrong and not g.any())]
     lost = f"a part of the gradient of {_names_in(made, wrong)} is lost"
     reach = f"no gradient reaches {_names_in(made, cut_off)}" if cut_off else lost
     does = ("switch" if several else "switches") + " gradients off" if what == {"no_grad"} else "cuts the graph"

@@ -6,6 +6,7 @@ A cut is named only if the gradient is right without it: right code detaches too
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _CUTS = {"detach", "detach_", "item", "tensor", "as_tensor", "new_tensor"}
 HOOK = "a hook on the gradient"
+_MAXIMUM = re.compile(r"(?<![a-z_])(a?max|maximum)\(")
 _MOST = 12  # cuts that are tried one by one
 
 
@@ -119,25 +121,32 @@ def _place(what: str) -> Cut | None:
     return None
 
 
-def decisive_cuts(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]]) -> list[Cut]:
+def decisive_cuts(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]], is_partial: bool) -> list[Cut]:
     """Return the one cut without which a gradient is right, or the few that it takes together; empty if there is none.
 
     Args:
         run: with these cuts left out, whether it is, and the cuts that are met.
+        is_partial: whether every gradient is there, if not whole: then a maximum that is held constant is spared.
     """
-    cuts = run(frozenset())[1][:_MOST]
+    cuts = [cut for cut in run(frozenset())[1] if not (is_partial and _is_a_maximum(cut))][:_MOST]
     alone = [cut for cut in cuts if _holds(run, frozenset({cut}))]
     if alone:
         return alone[:1]
     together = frozenset(cuts)
     for _ in range(2):  # what stands inside a block without gradients is met only when that is left out
-        together |= frozenset(_met(run, together)[:_MOST])
+        met = _met(run, together)[:_MOST]
+        together |= frozenset(cut for cut in met if not (is_partial and _is_a_maximum(cut)))
     if not together or not _holds(run, together):
         return []
     for cut in sorted(together, key=lambda c: (c.file, c.line)):
         without = together - {cut}
         together = without if _holds(run, without) else together
     return sorted(together, key=lambda c: (c.file, c.line)) if len(together) <= 3 else []
+
+
+def _is_a_maximum(cut: Cut) -> bool:
+    """Whether a maximum is held constant: it cancels in a right softmax, and in a wrong one that is what is wrong."""
+    return _MAXIMUM.search(linecache.getline(cut.file, cut.line)) is not None
 
 
 def _met(run: Callable[[frozenset[Cut]], tuple[bool, list[Cut]]], undone: frozenset[Cut]) -> list[Cut]:

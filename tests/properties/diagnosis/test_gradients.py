@@ -123,6 +123,20 @@ def test_the_detach_that_matters_is_told_among_harmless_ones_and_from_which_leng
     assert causes(attention(lambda q, k, v, mask: softly(q, k, v, mask, False))) == []
 
 
+def wrongly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = scores if mask is None else scores.masked_fill(~mask, -1e30)
+    top = scores.detach().amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    return weights / (weights.sum(-1, keepdim=True) + 1) @ v
+
+
+def test_where_the_output_is_wrong_no_backward_is_blamed() -> None:
+    told = cause(attention(wrongly))
+    assert "cuts" not in told
+    assert told.startswith("the gradient of input 0, input 1 is not the derivative")
+
+
 class Linear2(nn.Module):
     """Two linear maps with something in between."""
 
