@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.gradients import gradient_opinion
 from veriformer.properties.diagnosis.kernels import kernel_opinion
 from veriformer.properties.diagnosis.modules import module_opinion
+from veriformer.properties.diagnosis.nan_gradients import nan_opinion
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.kinds import KINDS
 
 
@@ -39,12 +42,19 @@ class Opinion:
 
 
 _EVERY = tuple(KINDS)
+_DIFFERENTIATED = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
 _FACT = re.compile(r"declare \w+=")
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
     Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "gradients.", "padding.")),
     Opinion(module_opinion, ("self_attention", "cross_attention"), ("attention.", "cross_attention.", "padding.")),
+    Opinion(nan_opinion, _DIFFERENTIATED, ("gradients.finite", "attention.empty-row", "softmax.", "norm.", "padding.")),
+    Opinion(
+        gradient_opinion,
+        _DIFFERENTIATED,
+        ("gradients.", "dropout.", "norm.", "attention.", "loss.", "softmax.", "rotary.", "permutation.", "residual."),
+    ),
 )
 """In the order in which they are asked; the first that speaks is believed."""
 

@@ -13,6 +13,7 @@ from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.dropped_masks import wrong_dropped_gradient
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -325,11 +326,8 @@ def the_backward_drops_the_same(case: Case) -> None:
     error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(error < 1e-5, "with dropout the gradient is not the derivative of the output",
                  got=f"{claimed:.8g}", expected=f"{quotient:.8g}", error=error, tolerance=1e-5,
-                 cause=lambda: rounds_its_numbers(built, value) or _OTHERS)  # fmt: skip
+                 cause=lambda: rounds_its_numbers(built, value) or wrong_dropped_gradient(case))  # fmt: skip
     case.witness()
-
-
-_OTHERS = "the backward drops others than the forward did"
 
 
 def _quotient(value: Callable[[], Tensor], leaves: list[Tensor], directions: list[Tensor], step: float) -> Tensor:

@@ -16,6 +16,7 @@ from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.gradients import wrong_gradient
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -113,6 +114,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         tolerance=1e-5,
         cause=lambda: (
             rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
+            or wrong_gradient(case)
             or _wrong_leaves(case, built, tensors, inputs.extras, leaves, gradients, weight, draw.places)
         ),
     )
@@ -145,7 +147,8 @@ def _wrong_leaves(
     if not wrong:
         return None
     told = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-    return f"wrong for {told}: a part of the graph is cut off (detach, no_grad, in-place), or a backward is wrong"
+    right = len(leaves) - len(wrong)
+    return f"the gradient of {told} is not the derivative" + (f"; that of the {right} others is right" if right else "")
 
 
 def _moved(
@@ -228,6 +231,7 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
         error < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
         expected=f"{quotient:.8g}", error=error, tolerance=1e-4,
         cause=lambda: rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
+        or wrong_gradient(case)
         or _hand_written(case.call(built, *tensors, *inputs.extras)),
     )  # fmt: skip
     case.witness()

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
@@ -304,6 +305,7 @@ def every_parameter_is_connected(case: Case) -> None:
         f"{len(unused)} of {len(named)} parameters are not connected to the output",
         got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
         expected="a gradient for each",
+        cause=lambda: why_not_connected(case, lost),
     )
     maps = {id(p) for m in module.modules() if isinstance(m, _MAPS) for p in m.parameters(recurse=False)}
     suspects = [

@@ -243,7 +243,7 @@ class OwnPositions(nn.Module):
     "EM07",
     "Position table row padding_idx never trained",
     killed_by=("gradients.gradcheck",),
-    cause="wrong for positions.weight",
+    cause="row 1 of positions.weight is its padding_idx and gets no gradient",
 )
 def untrained_row() -> Subject:
     return Subject(

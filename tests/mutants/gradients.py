@@ -35,7 +35,7 @@ def root_of_zero() -> Subject:
     "gradient-kernel",
     "A kernel of its own whose backward forgets the scale",
     killed_by=("gradients.gradcheck",),
-    cause="a backward is wrong|a factor is applied",
+    cause="in the backward of Scaled, written by hand, the gradient of scores: it is 2 times",
 )
 def forgotten_scale() -> Subject:
     class Scaled(torch.autograd.Function):

@@ -154,7 +154,9 @@ def narrow_sum() -> Subject:
     return norm(lambda x: x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + EPS), "rms")
 
 
-@fault("norm-detached", "Mean and variance cut off from the gradient", killed_by=("norm.jacobian",), cause="cut off")
+@fault(
+    "norm-detached", "Mean and variance cut off from the gradient", killed_by=("norm.jacobian",), cause="cuts the graph"
+)
 def detached() -> Subject:
     def normalise(x: Tensor) -> Tensor:
         mean, variance = x.mean(dim=-1, keepdim=True), x.var(dim=-1, keepdim=True, unbiased=False)

@@ -52,7 +52,7 @@ def lost_positions() -> Subject:
     "gradient-cut",
     "The gradient of the first position is cut",
     killed_by=("permutation.gradient-equivariance",),
-    cause="cut off",
+    cause="cuts the graph",
 )
 def cut_gradient() -> Subject:
     class Wrong(SelfAttention):

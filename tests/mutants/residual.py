@@ -82,7 +82,12 @@ def raw_stream() -> Subject:
     return reference_layer(put("pre", instead_of="post"), as_it_is, norm_placement="post")
 
 
-@fault("residual-detached", "The skip is cut off from the gradient", killed_by=("residual.jacobian",), cause="cut off")
+@fault(
+    "residual-detached",
+    "The skip is cut off from the gradient",
+    killed_by=("residual.jacobian",),
+    cause="cuts the graph",
+)
 def detached() -> Subject:
     class Detached(nn.Module):
         def forward(self, x: Tensor, change: Tensor) -> Tensor:

@@ -64,7 +64,10 @@ def weak_constant() -> Subject:
 
 
 @fault(
-    "softmax-gradient", "The normaliser is cut out of the gradient", killed_by=("softmax.jacobian",), cause="cut off"
+    "softmax-gradient",
+    "The normaliser is cut out of the gradient",
+    killed_by=("softmax.jacobian",),
+    cause="cuts the graph",
 )
 def detached_sum() -> Subject:
     def function(x: Tensor, dim: int) -> Tensor:

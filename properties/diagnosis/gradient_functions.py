@@ -1,0 +1,219 @@
+"""What is wrong with one backward written by hand, called by itself: a term, a factor, an activation's derivative."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from veriformer.properties.diagnosis.differentiating import Setting, factor_in_words
+from veriformer.properties.diagnosis.gradient_formulas import told_by_formula
+from veriformer.properties.diagnosis.own_backwards import Applied
+from veriformer.properties.engine.case import Case
+
+_PARTNERS = ("the queries", "the keys", "the values")
+
+
+def told_of_function(
+    case: Case, made: Setting, applied: Applied, wrong: list[int], other: Applied | None
+) -> dict[str, list[str]]:
+    """Return what is wrong in words, and the arguments of the function's forward that it is said of.
+
+    Args:
+        case: of the failure.
+        made: how the subject is called.
+        applied: the function.
+        wrong: places of the arguments whose gradient is wrong.
+        other: the same function in a call of other sizes.
+    """
+    names = argument_names(applied)
+    alone = _alone(made, applied)
+    if alone is None:
+        return {}
+    told: dict[str, list[str]] = {}
+    for place in wrong:
+        words = _words(case, made, applied, alone, place, other)
+        if words:
+            told.setdefault(words, []).append(names[place])
+    return told
+
+
+def argument_names(applied: Applied) -> dict[int, str]:
+    """Return the names that the function's forward gives its arguments."""
+    found = [p.name for p in inspect.signature(applied.made.forward).parameters.values()][-len(applied.args) :]
+    return {place: found[place] if place < len(found) else f"argument {place}" for place in range(len(applied.args))}
+
+
+def _alone(made: Setting, applied: Applied) -> Setting | None:
+    leaves, args = {}, list(applied.args)
+    for place, x in enumerate(args):
+        if isinstance(x, Tensor):
+            args[place] = x.detach().clone()
+            if x.is_floating_point():
+                leaves[str(place)] = args[place].requires_grad_(x.requires_grad)
+    leaves = {name: x for name, x in leaves.items() if x.requires_grad}
+
+    def run() -> Tensor:
+        given = applied.made.apply(*args)
+        output = given[0] if isinstance(given, tuple) else given
+        assert isinstance(output, Tensor)
+        return output
+
+    return Setting(made.built, run, leaves, len(leaves), _numbers(applied)) if leaves else None
+
+
+def _numbers(applied: Applied) -> dict[str, float]:
+    """Return the sizes of the first argument that a factor may be made of."""
+    x = next((x for x in applied.args if isinstance(x, Tensor) and x.is_floating_point()), None)
+    if x is None or x.ndim < 2:
+        return {}
+    found = {"the number of samples": float(x.shape[0]), "the last axis": float(x.shape[-1])}
+    if _is_attention(applied):
+        return {"d_head": float(x.shape[-1]), "the number of keys": float(applied.args[1].shape[-2]),
+                "the number of heads": float(x.shape[1])}  # fmt: skip
+    return {**found, "the number of rows": float(x[..., 0].numel())}
+
+
+def _is_attention(applied: Applied) -> bool:
+    three = applied.args[:3]
+    if len(three) < 3 or not all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4 for x in three):
+        return False
+    q, k, v = three
+    return bool(q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2] and q.shape[1] % k.shape[1] == 0)
+
+
+def _words(
+    case: Case, made: Setting, applied: Applied, alone: Setting, place: int, other: Applied | None
+) -> str | None:
+    gradients = alone.gradients()
+    gradient = gradients[str(place)]
+    if gradient is None or not gradient.any():
+        return "there is none, though the output depends on it"
+    told = _as_attention(case, alone, applied, place, gradient) if _is_attention(applied) else None
+    if told is None and len(alone.leaves) == 1:
+        told = _as_activation(alone, gradient)
+    if told is not None:
+        return told
+    first = next(iter(alone.leaves))
+    if str(place) == first:
+        renamed = _renamed(alone, {first: "the input"})
+        for kind in ("norm", "softmax"):
+            if told := told_by_formula(case, renamed, "the input", gradient, kind):
+                return told
+    return _factor(made, applied, alone, place, other)
+
+
+def _renamed(alone: Setting, names: dict[str, str]) -> Setting:
+    leaves = {names.get(name, name): x for name, x in alone.leaves.items()}
+    return Setting(alone.built, alone.run, leaves, alone.inputs, alone.numbers, alone.allow, _weight=alone._weight)
+
+
+def _as_attention(case: Case, alone: Setting, applied: Applied, place: int, gradient: Tensor) -> str | None:
+    if place > 2:
+        return None
+    made = _renamed(alone, dict(zip(("0", "1", "2"), _PARTNERS, strict=True)))
+    queries, keys = applied.args[0].shape[-2], applied.args[1].shape[-2]
+    masks = [x for x in applied.args if isinstance(x, Tensor) and x.dtype == torch.bool]
+    past = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=gradient.device).tril(keys - queries)
+    for allow in (None, *masks, past, *(m & past for m in masks if m.shape[-2:] in ((queries, keys), (1, keys)))):
+        made.allow = allow
+        try:
+            told = told_by_formula(case, made, _PARTNERS[place], gradient, "attention")
+        except RuntimeError:  # the shape of the mask is another
+            continue
+        if told:
+            return told
+    return None
+
+
+def _factor(made: Setting, applied: Applied, alone: Setting, place: int, other: Applied | None) -> str | None:
+    here = alone.ratio(str(place))
+    beside = None if other is None else _alone(made, other)
+    if here is None:
+        return None
+    there = beside.ratio(str(place)) if beside is not None and str(place) in beside.leaves else None
+    if beside is None or there is None:
+        return f"it is {here:.4g} times the derivative"
+    return factor_told((here, alone.numbers), (there, beside.numbers), _is_attention(applied))
+
+
+def factor_told(
+    first: tuple[float, dict[str, float]], second: tuple[float, dict[str, float]], is_attention: bool
+) -> str:
+    """Say by which factor a gradient differs from the derivative, as measured at two sizes."""
+    here, there = first[0], second[0]
+    if abs(here - there) <= 1e-4 * abs(here):
+        return "it has the wrong sign" if abs(here + 1) < 1e-4 else f"it is {here:.4g} times the derivative"
+    form = factor_in_words(first, second)
+    if form is None:
+        return f"it is a multiple of the derivative that depends on the sizes ({here:.4g} and {there:.4g} times it)"
+    missing = {"sqrt(d_head)": "the scale 1 / sqrt(d_head) is missing", "1 / sqrt(d_head)": "the scale is there twice"}
+    meant = f"{missing[form]}: " if is_attention and form in missing else ""
+    return f"{meant}it is {form} times the derivative ({here:.4g} and {there:.4g} times it at two sizes)"
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "SiLU": F.silu,
+    "GELU": F.gelu,
+    "GELU (tanh)": lambda x: F.gelu(x, approximate="tanh"),
+    "quick GELU": lambda x: x * torch.sigmoid(1.702 * x),
+    "ReLU": F.relu,
+    "squared ReLU": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "ELU": F.elu,
+}
+
+
+def _as_activation(alone: Setting, gradient: Tensor) -> str | None:
+    """Tell the wrong derivative of an activation."""
+    x = next(iter(alone.leaves.values())).detach()
+    y = alone.output()
+    if y.shape != x.shape:
+        return None
+    name = next((n for n, f in _ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-9, atol=1e-12)), None)
+    if name is None:
+        return None
+    g = alone.weight(y)
+    for words, slope in _slopes(name, x, y):
+        if torch.allclose(g * slope, gradient, rtol=1e-7, atol=1e-10):
+            return f"it is not the derivative of {name}: {words}"
+    return f"it is not the derivative of {name}"
+
+
+def _slope(name: str, x: Tensor) -> Tensor:
+    leaf = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(_ACTIVATIONS[name](leaf).sum(), leaf)[0]
+
+
+def _slopes(name: str, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
+    right, near = _slope(name, x), torch.sigmoid(x)
+    bell = torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5
+    whole = 0.5 * (1 + torch.erf(x / 2**0.5))
+    yield "the gradient is passed through as it is", torch.ones_like(x)
+    yield "it is taken at the output instead of the input", _slope(name, y)
+    yield "the incoming gradient is multiplied by the output", y
+    if name == "SiLU":
+        yield "the term x * sigmoid(x) * (1 - sigmoid(x)) is missing", near
+        yield "the term sigmoid(x) is missing", right - near
+        yield "x is missing in the second term", near + near * (1 - near)
+    if name.startswith("GELU"):
+        yield "the term x * phi(x), with the normal density phi, is missing", whole
+        yield "the term Phi(x), the normal distribution function, is missing", x * bell
+    if name == "sigmoid":
+        yield "the factor 1 - sigmoid(x) is missing", y
+        yield "the factor sigmoid(x) is missing", 1 - y
+    if name == "tanh":
+        yield "tanh(x) is not squared in 1 - tanh(x)^2", 1 - y
+        yield "x stands for tanh(x) in 1 - tanh(x)^2", 1 - x.square()
+    if name == "squared ReLU":
+        yield "the factor 2 is missing", right / 2
+    for other in _ACTIVATIONS:
+        if other != name:
+            yield f"it is that of {other}", _slope(other, x)

@@ -1,0 +1,117 @@
+"""Backwards that are written by hand: each is called by itself, on what it got in a run, and its gradient judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import function
+
+from veriformer.properties.bench.isolation import reseed
+
+_HOLDER: Any = function._SingleLevelFunction
+_MOST = 12
+
+
+@dataclass
+class Applied:
+    """One call of an `autograd.Function`.
+
+    Attributes:
+        made: the class.
+        args: it was called on.
+    """
+
+    made: Any
+    args: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        return str(self.made.__name__)
+
+    def wrong(self) -> list[int]:
+        """Return the arguments whose gradient is not the derivative of what the function gives."""
+        leaves = {
+            place: x.detach().clone().requires_grad_()
+            for place, x in enumerate(self.args)
+            if isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
+        }
+        output = self._value(leaves)
+        if not leaves or not output.requires_grad:
+            return []
+        found = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
+        return [
+            place for (place, leaf), g in zip(leaves.items(), found, strict=True) if not self._agrees(leaves, leaf, g)
+        ]
+
+    def _value(self, leaves: dict[int, Tensor]) -> Tensor:
+        args = [leaves.get(place, x) for place, x in enumerate(self.args)]
+        with torch.random.fork_rng(devices=[]):
+            reseed(5)
+            given = self.made.apply(*args)
+        outputs = [x for x in (given if isinstance(given, tuple) else (given,)) if isinstance(x, Tensor)]
+        total = torch.zeros((), dtype=torch.float64, device=next(iter(leaves.values())).device)
+        for number, x in enumerate(outputs):
+            if x.is_floating_point():
+                generator = torch.Generator().manual_seed(number)
+                weight = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+                total = total + (x * weight).sum()
+        return total
+
+    def _agrees(self, leaves: dict[int, Tensor], leaf: Tensor, gradient: Tensor | None) -> bool:
+        for seed, step in enumerate((1e-6, 1e-7)):
+            generator = torch.Generator().manual_seed(seed)
+            direction = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
+            ends, kept = [], leaf.detach().clone()
+            for sign in (1.0, -1.0):
+                with torch.no_grad():
+                    leaf.copy_(kept + sign * step * direction)
+                ends.append(float(self._value(leaves).detach()))
+            with torch.no_grad():
+                leaf.copy_(kept)
+            wanted = (ends[0] - ends[1]) / (2 * step)
+            claimed = 0.0 if gradient is None else float((gradient * direction).sum())
+            if abs(claimed - wanted) <= 1e-5 * max(abs(wanted), 1e-3):
+                return True
+        return False
+
+
+@contextmanager
+def applied_functions() -> Iterator[list[Applied]]:
+    """Note every `autograd.Function` of the subject's own that is applied."""
+    noted: list[Applied] = []
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not str(cls.__module__).startswith("torch.") and not kwargs and len(noted) < _MOST:
+            noted.append(Applied(cls, args))
+        return super(_HOLDER, cls).apply(*args, **kwargs)
+
+    _HOLDER.apply = classmethod(apply)
+    try:
+        yield noted
+    finally:
+        del _HOLDER.apply
+
+
+def wrong_backward(run: Callable[[], object]) -> tuple[Applied, list[int]] | None:
+    """Return the one `autograd.Function` whose backward is wrong, and for which of its arguments."""
+    with applied_functions() as noted:
+        run()
+    found: dict[str, tuple[Applied, list[int]]] = {}
+    for applied in noted:
+        if wrong := applied.wrong():
+            found.setdefault(applied.name, (applied, wrong))
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def applies_one(run: Callable[[], object]) -> str | None:
+    """Name the `autograd.Function` that a run applies, if it is one alone."""
+    with applied_functions() as noted:
+        run()
+    names = {applied.name for applied in noted}
+    return names.pop() if len(names) == 1 else None
