@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.batches import TOKENWISE
+from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.engine.violations import Violation
 
 
@@ -30,7 +33,24 @@ class Opinion:
     properties: tuple[str, ...]
 
 
-OPINIONS: tuple[Opinion, ...] = ()
+OPINIONS: tuple[Opinion, ...] = (
+    Opinion(
+        misplaced,
+        (*SEQUENCES, *TOKENWISE),
+        (
+            "batch.",
+            "ffn.position-wise",
+            "norm.per-token",
+            "dropout.mean",
+            "padding.",
+            "permutation.",
+            "positions.",
+            "attention.attends",
+            "numerics.stateless",
+            "training.",
+        ),
+    ),
+)
 """In the order in which they are asked; the first that speaks is believed."""
 
 
