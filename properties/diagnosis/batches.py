@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,7 +148,23 @@ class _Axes(TorchFunctionMode):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.size, self.found = size, list[tuple[str, int, int]]()
+        self.size, self.found, self.inside = size, list[tuple[str, int, int, str]](), [""]
+
+    @contextmanager
+    def watching(self, module: object) -> Iterator[None]:
+        """Note in which part of a module each operation stands."""
+        parts = module.named_modules() if isinstance(module, nn.Module) else ()
+        hooks: list[Any] = []
+        for name, part in parts:
+            told = f" in {name} ({type(part).__name__})" if name else f" in the forward of {type(part).__name__} itself"
+            hooks.append(part.register_forward_pre_hook(lambda *_, told=told: self.inside.append(told)))
+            hooks.append(part.register_forward_hook(lambda *_: self.inside.pop() and None, always_call=True))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -162,7 +179,7 @@ class _Axes(TorchFunctionMode):
                 axes = list(told) if isinstance(told, list | tuple) else [told] if isinstance(told, int) else []
             whole = [axis % x.ndim for axis in axes]
             # over several axes of one tensor at once, the batch among them, as over the batch alone
-            self.found += [(name, axis, x.ndim) for axis in whole if x.shape[axis] == self.size]
+            self.found += [(name, axis, x.ndim, self.inside[-1]) for axis in whole if x.shape[axis] == self.size]
         return output
 
 
@@ -172,25 +189,26 @@ def _argument(args: Any, kwargs: dict[str, Any], place: int, name: str) -> Any:
     return args[place] if (len(args) > place and not isinstance(args[place], bool)) or name == "training" else None
 
 
-def over_the_batch(run: Callable[[int], object], sizes: tuple[int, int] = (11, 13)) -> str | None:
+def over_the_batch(module: object, run: Callable[[int], object], sizes: tuple[int, int]) -> str | None:
     """Say which operation runs over the batch axis: over an axis that has the batch's size, whichever that is.
 
     Args:
+        module: of the subject.
         run: calls the subject on a batch of a size; no other size of it may be one of these two.
         sizes: of the batches.
     """
     seen = []
     for size in sizes:
         noted = _Axes(size)
-        with noted:
+        with noted.watching(module):
             run(size)
         seen.append(noted.found)
     both = [found for found in seen[0] if found in seen[1]]
     if not both:
         return None
-    name, axis, ndim = next((found for found in both if found[0] != "mean"), both[0])
+    name, axis, ndim, where = next((found for found in both if found[0] != "mean"), both[0])
     meant = "" if name == "cumsum" else " (declare batch_coupled=True if that is meant)"
-    return f"{_OVER_AXES[name]} over the batch, axis {axis} of a tensor with {ndim} axes{meant}"
+    return f"{_OVER_AXES[name]} over the batch, axis {axis} of a tensor with {ndim} axes{where}{meant}"
 
 
 def kept_from_before(batches: Batches) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from veriformer.properties.causes.rotations import rotation_cause, rounding_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.rows import misplaced
@@ -34,6 +35,8 @@ class Opinion:
 
 
 OPINIONS: tuple[Opinion, ...] = (
+    Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
+    Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(
         misplaced,
         (*SEQUENCES, *TOKENWISE),

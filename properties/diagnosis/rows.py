@@ -17,10 +17,12 @@ from veriformer.properties.diagnosis.batches import (
     longest,
     over_the_batch,
 )
-from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.diagnosis.samples import whose_mask
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
+
+_LONGEST = 20
+"""Beyond the usual chunks of small tests (4, 8, 16)."""
 
 
 def misplaced(case: Case, problem: Violation | None = None) -> str | None:
@@ -70,11 +72,7 @@ def _counted_over_the_batch(batches: Batches) -> str | None:
         along_batch = bool(batches.rows_differ(outputs, outputs[:1].expand_as(outputs)).any())
         if along_batch and not along_time:
             told = f"the same token everywhere gives the same output at all positions{when}, and another in each sample"
-            positions = batches.case.subject.fact("positions")
-            seen = bool(batches.rows_differ(plain, plain[:, :1].expand_as(plain)).any())
-            if seen or positions != "none":
-                return f"{told}: positions are counted along the batch axis instead of along time"
-            return f"{told}: something is indexed by the sample"
+            return f"{told}: positions are counted along the batch axis instead of along time"
     return None
 
 
@@ -98,7 +96,7 @@ def _over_the_batch(batches: Batches) -> str | None:
             taken = {length, config.d_model, config.d_head, config.d_ff, config.num_heads, config.vocab_size,
                      config.num_classes}  # fmt: skip
             first, second, *_ = (size for size in (11, 13, 17, 19, 23, 29, 31, 37, 41) if size not in taken)
-            return over_the_batch(run, (first, second))
+            return over_the_batch(batches.built.module, run, (first, second))
     return None
 
 
@@ -220,3 +218,64 @@ def _sorting(batches: Batches) -> str:
             if order == sort.argsort()[sort.argsort()].tolist():
                 return "the order of a sort whose inverse is applied twice"
     return vague
+
+
+def wrong_lengths(batches: Batches) -> str | None:
+    """Say from which length on, or at which lengths, tokens of one sample come out otherwise than by themselves."""
+    if not batches.tokenwise:
+        return None
+    x = batches.draw(1, _LONGEST)
+    right = batches.alone(x)
+    outputs = [batches.together(x[:, :n]) for n in range(1, _LONGEST + 1)]
+    if any(out.shape[1] != n for n, out in enumerate(outputs, 1)):
+        return None
+    differ = [batches.rows_differ(out, right[:, : out.shape[1]])[0] for out in outputs]
+    wrong = [n for n, rows in enumerate(differ, 1) if bool(rows.any())]
+    if not wrong or len(wrong) == _LONGEST:
+        return _only_in_batches(batches) if not wrong else None
+    rule = _rule(wrong)
+    first = wrong[0]
+    rows = differ[first - 1].nonzero().flatten().tolist()
+    which = f"position {rows[0]}" if len(rows) == 1 else f"positions {rows[0]} to {rows[-1]}"
+    zeros = bool((outputs[first - 1][0, rows] == 0).all())
+    bias = not zeros and _constant(outputs, differ, batches)
+    what = (
+        "zeros" if zeros else "the same numbers whatever their tokens" if bias else "other numbers than by themselves"
+    )
+    told = f"with {first} tokens {which} of 0 to {first - 1} give{'s' if len(rows) == 1 else ''} {what}"
+    return f"{rule}: {told}"
+
+
+def _rule(wrong: list[int]) -> str:
+    for size in range(2, _LONGEST // 2):
+        for above in (0, size):
+            if wrong == [n for n in range(above + 1, _LONGEST + 1) if n % size]:
+                beyond = f" above {above}" if above else ""
+                return f"wrong at every length{beyond} that is no multiple of {size}"
+    if wrong == list(range(wrong[0], _LONGEST + 1)):
+        return f"right up to {wrong[0] - 1} tokens, wrong from {wrong[0]} on"
+    return f"wrong at lengths {', '.join(map(str, wrong[:8]))}{' ...' if len(wrong) > 8 else ''}, right at the others"
+
+
+def _constant(outputs: list[Tensor], differ: list[Tensor], batches: Batches) -> bool:
+    """Whether the wrong rows are one and the same vector."""
+    rows = torch.cat([out[0][bad] for out, bad in zip(outputs, differ, strict=True)])
+    return len(rows) > 1 and not batches.differs(rows, rows[:1].expand_as(rows))
+
+
+def _only_in_batches(batches: Batches) -> str | None:
+    """One sample is right at every length: say which other position reaches a wrong one, if that is simple."""
+    x = batches.draw(3, 6)
+    before = batches.together(x)
+    if not batches.differs(before, batches.alone(x)):
+        return None
+    changed = x.clone()
+    changed[0, 2] = batches.draw(1, 1)[0, 0]
+    moved = batches.rows_differ(batches.together(changed), before).nonzero().tolist()
+    others = [(b, t) for b, t in moved if (b, t) != (0, 2)]
+    if others and all(t == 2 for _, t in others):
+        return (
+            "one sample alone is right; in a batch a token changes the outputs at the same position of other samples: "
+            "something runs over the batch"
+        )
+    return None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.rotations import rotation_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
@@ -189,7 +190,7 @@ def frequencies_are_geometric(case: Case) -> None:
         "the frequencies are not base^(-2i/K)",
         bound=bound,
         constants_allowed=True,
-        cause=lambda: _frequency_cause(angles[0], turned, base, bound),
+        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, base, bound),
     )
     case.witness()
 
