@@ -90,7 +90,8 @@ def _wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) ->
         if other > 3 and farthest > (other // 4 if both else other // 2):
             told = f"there are {other} buckets instead of {buckets}"
             yield told, t5_bucket(relative, bidirectional=both, num_buckets=other, max_distance=farthest)
-    for other in sorted({farthest // 2, 2 * farthest, buckets * 4, 32, 64, 128, 256} - {farthest}):
+    # half of max_distance is what log(max_distance / num_buckets) comes to
+    for other in sorted({2 * farthest, buckets * 4, 32, 64, 128, 256} - {farthest, farthest // 2}):
         if other > buckets:
             told = f"the last bucket begins at distance {other} instead of {farthest} (max_distance)"
             yield told, t5_bucket(relative, bidirectional=both, num_buckets=buckets, max_distance=other)

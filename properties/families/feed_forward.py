@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.feed_forwards import feed_forward_cause
 from veriformer.properties.causes.structure import beside_the_textbook
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.feed_forward import (
@@ -103,7 +104,11 @@ def the_declared_activation_is_used(case: Case) -> None:
         8 * rounding_bound(built.dtype, width, operations=3) * max(size_of(expected), _inner_size(readings[0], x, name))
     )
     case.close(
-        got, expected, f"the output is not that of {name}", bound=bound, cause=lambda: _other(built, x, got, bound)
+        got,
+        expected,
+        f"the output is not that of {name}",
+        bound=bound,
+        cause=lambda: feed_forward_cause(readings, x, name, got, bound) or _other(built, x, got, bound),
     )
     case.witness()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.causes.relative_biases import bucket_cause, slope_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
@@ -149,6 +150,7 @@ def _bucket_cause(case: Case) -> str | None:
     farthest = int(case.subject.fact("max_distance", 128))
     length = min(farthest + 32, 400)
     with off_the_record(case):
-        bias = _bias(case, length, length).double()
+        built = case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1])
+        bias = case.call(built, length, length).detach().cpu().double()
     buckets, both = int(case.subject.fact("num_buckets", 32)), bool(case.subject.fact("bidirectional"))
     return bucket_cause(bias, both, buckets, farthest)
