@@ -48,7 +48,11 @@ def _found(case: Case) -> Iterator[str]:
             return  # drawn anew at every call: nothing can be told from a difference
         measures = (kept_from_before, _counted_over_the_batch, _rearranged, wrong_lengths, _over_the_batch, whose_mask)
         for measure in measures:
-            if told := measure(batches):
+            try:
+                told = measure(batches)
+            except Exception:  # a fault may show as an error at the sizes of one measurement: the others still speak
+                continue
+            if told:
                 yield told
 
 

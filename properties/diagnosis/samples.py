@@ -105,7 +105,8 @@ def _from_one(batches: Batches, x: Tensor, at: int, which: str) -> str:
         _is_that_of(batches, x, mask, mask[at : at + 1].expand_as(mask))
         for mask in (batches.masks([n if b == at else 4 for b in range(size)], LENGTH) for n in (3, 6))
     ):
-        return f"the padding mask of the {which} sample is used for all samples"
+        what = "" if batches.per_position else " (its length, the place of its last token)"
+        return f"the padding mask of the {which} sample{what} is used for all samples"
     if batches.per_position:
         return f"every sample's outputs change with the padding mask of the {which} sample, not with its tokens"
     lengths = [4 + b % 3 for b in range(size)]
