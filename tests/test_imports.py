@@ -23,7 +23,7 @@ ALLOWED = {
 }
 ROOMS = {
     "properties": (
-        "subject", "adapters", "definitions", "results", "bench", "engine", "probes", "causes", "diagnosis", "families",
+        "subject", "adapters", "definitions", "results", "bench", "engine", "probes", "causes", "formulas", "diagnosis", "families",
         "known", "power", "counterexamples", "judging",
     ),
     "ablations": ("tasks", "trials", "training", "statistics", "measuring", "studies", "execution", "verdicts"),

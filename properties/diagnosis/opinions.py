@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from veriformer.properties.causes.rotations import rotation_cause, rounding_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.batches import TOKENWISE
+from veriformer.properties.diagnosis.precision import precision_cause
 from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.formulas.rotations import rotation_cause, rounding_cause
+from veriformer.properties.subject.inputs import has_ordinary_inputs
+from veriformer.properties.subject.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,12 @@ class Opinion:
     properties: tuple[str, ...]
 
 
+_ORDINARY = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
+
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
+    Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(
         misplaced,
         (*SEQUENCES, *TOKENWISE),

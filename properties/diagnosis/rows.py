@@ -46,7 +46,15 @@ def _found(case: Case) -> Iterator[str]:
         x = batches.draw(2, min(3, longest(case)))
         if batches.differs(batches.together(x), batches.together(x)):
             return  # drawn anew at every call: nothing can be told from a difference
-        measures = (kept_from_before, _counted_over_the_batch, _rearranged, wrong_lengths, _over_the_batch, whose_mask)
+        measures = (
+            kept_from_before,
+            _attention_over_the_batch,
+            _counted_over_the_batch,
+            _rearranged,
+            wrong_lengths,
+            _over_the_batch,
+            whose_mask,
+        )
         for measure in measures:
             try:
                 told = measure(batches)
@@ -58,6 +66,26 @@ def _found(case: Case) -> Iterator[str]:
 
 def _length(batches: Batches) -> int:
     return min(LENGTH, longest(batches.case))
+
+
+def _attention_over_the_batch(batches: Batches) -> str | None:
+    """Replace one token: where it reaches the same position of other samples, and no other position of its own."""
+    if not batches.per_position or batches.tokenwise:
+        return None
+    x = batches.draw(BATCH, _length(batches))
+    before = batches.together(x)
+    for token in (0, 2):
+        changed = x.clone()
+        changed[1, token] = batches.draw(1, 1)[0, 0]
+        if torch.equal(changed, x):
+            return None
+        moved = batches.rows_differ(batches.together(changed), before)
+        if int(moved[:, token].sum()) < 2 or int(moved.sum()) > int(moved[:, token].sum()):
+            return None
+    return (
+        "position t of one sample reaches position t of the others and no other position: attention runs over the "
+        "batch, as if batch and time were exchanged"
+    )
 
 
 def _counted_over_the_batch(batches: Batches) -> str | None:
@@ -76,7 +104,9 @@ def _counted_over_the_batch(batches: Batches) -> str | None:
         along_batch = bool(batches.rows_differ(outputs, outputs[:1].expand_as(outputs)).any())
         if along_batch and not along_time:
             told = f"the same token everywhere gives the same output at all positions{when}, and another in each sample"
-            return f"{told}: positions are counted along the batch axis instead of along time"
+            return (
+                f"{told}: positions are counted along the batch axis instead of along time, as its place in the batch"
+            )
     return None
 
 

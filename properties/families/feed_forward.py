@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.feed_forwards import feed_forward_cause
 from veriformer.properties.causes.structure import beside_the_textbook
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.feed_forward import (
@@ -21,6 +20,7 @@ from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.feed_forwards import feed_forward_cause
 from veriformer.reference.counting import feed_forward_parameters
 
 _KIND = ("feed_forward",)

@@ -11,13 +11,13 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import takes_ignored_labels
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.losses import accumulation_cause, loss_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.losses import accumulation_cause, loss_cause
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)
@@ -260,13 +260,13 @@ def micro_batches_add_up(case: Case) -> None:
 
 
 def _parts_cause(case: Case, built: Built) -> str | None:
-    """Put micro-batches of 2, 5 and 3 counted labels together, and see which formula gives the subject's number."""
+    """Put micro-batches of 2, 5 and 4 counted labels together, and see which formula gives the subject's number."""
     vocabulary, ignore, device = built.config.vocab_size, _ignore(case.subject), case.bench.device
     shift = int(bool(case.subject.fact("shifts_labels")))
     generator = torch.Generator().manual_seed(7)
     logits = torch.randn(3, 8, vocabulary, generator=generator, dtype=torch.float64).to(device, built.dtype)
     labels = torch.randint(0, vocabulary, (3, 8), generator=generator)
-    for row, left in enumerate((2, 5, 3)):
+    for row, left in enumerate((2, 5, 4)):
         labels[row, left + shift :] = ignore
     pairs = [(logits[i : i + 1], labels[i : i + 1].to(device)) for i in range(3)]
     with off_the_record(case):

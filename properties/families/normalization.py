@@ -8,13 +8,13 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.probes.norms import NormModel, is_centred, read_off
 
 _KIND = ("norm",)
@@ -71,14 +71,25 @@ def _cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) 
     """Try the usual slips on this case and on small tokens: the one whose formula gives the answers is the cause."""
     with off_the_record(case):
         call = case.caller(built)
-        constants = (model.gain, model.bias, float(model.eps), model.centred)
-        width = x.shape[-1]
-        ordinary = _ordinary(x.shape, width).to(x)
-        if told := norm_cause(call, x, *constants, bound):
+        read = (model.gain, model.bias, float(model.eps), model.centred)
+        for constants in (read, *_constants(built, model)):
+            if told := norm_cause(call, x, *constants, bound):
+                return told
+        if model.centred and (told := one_pass_cause(call, x, *read[:3], model, bound)):
             return told
-        if told := one_pass_cause(call, x, *constants[:3], model):
-            return told
-        return eps_cause(call, ordinary, *constants) if built.dtype not in _HALF else None
+        return eps_cause(call, _ordinary(x.shape, x.shape[-1]).to(x), *read) if built.dtype not in _HALF else None
+
+
+def _constants(built: Built, model: NormModel) -> list[tuple[Tensor, Tensor, float, bool]]:
+    """Return gain, bias and eps as they stand in the module, which a formula that is far off does not show."""
+    if not isinstance(built.module, torch.nn.Module):
+        return []
+    fits = {n: p.detach().double() for n, p in built.module.named_parameters() if p.shape == model.gain.shape}
+    biases = [p for n, p in fits.items() if "bias" in n or "beta" in n or "shift" in n]
+    gains = [p for n, p in fits.items() if not any(p is bias for bias in biases)] or [torch.ones_like(model.gain)]
+    bias = biases[0] if biases else torch.zeros_like(model.bias)
+    own = getattr(built.module, "eps", getattr(built.module, "epsilon", None))
+    return [(gains[0], bias, float(eps), model.centred) for eps in ((own,) if isinstance(own, float) else (1e-5, 1e-6))]
 
 
 def _ordinary(shape: torch.Size, seed: int) -> Tensor:

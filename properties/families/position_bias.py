@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.measured import judged_dtypes
-from veriformer.properties.causes.relative_biases import bucket_cause, slope_cause
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.relative_biases import bucket_cause, slope_cause
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 _KIND = ("position_bias",)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.rotations import rotation_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.formulas.rotations import rotation_cause
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
 
