@@ -82,9 +82,22 @@ class Batches:
 
     def together(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the outputs of a batch."""
+        x, mask = x.clone(), None if mask is None else mask.clone()  # the subject may write to what it is given
         with torch.no_grad():
             found = self.case.call(self.built, x) if self._stream is None else self._stream(x, mask)
         return found.detach()
+
+    def written_to(self) -> str | None:
+        """Say which of its arguments a call changes in place."""
+        x = self.draw(2, 3)
+        mask = self.masks([3, 2], 3) if self.takes_mask else None
+        was = x.clone(), None if mask is None else mask.clone()
+        with torch.no_grad():
+            self.case.call(self.built, x) if self._stream is None else self._stream(x, mask)
+        if mask is not None and was[1] is not None and not torch.equal(mask, was[1]):
+            how = "inverts" if torch.equal(mask, ~was[1]) else "changes"
+            return f"a call {how} the mask that it is given, in place: whoever uses that mask next gets another one"
+        return None if torch.equal(x, was[0]) else "a call changes the input that it is given, in place"
 
     def alone(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the outputs of each sample by itself (of each token, where tokens are to be by themselves)."""

@@ -49,10 +49,11 @@ class _Wide(TorchFunctionMode):
             self.angle = max(self.angle, float(args[0].detach().abs().max()))
         if name in self.names and self._has(self.low, (args, given)):
             self.done += 1
-            return func(*tree_map(self._widen, args), **tree_map(self._widen, given))
-        if name not in self.names and self._has(torch.float64, (args, given)) and self._has(self.low, (args, given)):
-            if name in _PRODUCTS:  # what came of it goes on in the low dtype at the next product
-                return func(*tree_map(self._round, args), **tree_map(self._round, given))
+            output = func(*tree_map(self._widen, args), **tree_map(self._widen, given))
+            return tree_map(self._round, output) if name in _PRODUCTS else output
+        mixed = self._has(torch.float64, (args, given)) and self._has(self.low, (args, given))
+        if mixed and name in _PRODUCTS:  # what came of it goes on in the low dtype at the next product
+            return func(*tree_map(self._round, args), **tree_map(self._round, given))
         return func(*args, **given)
 
     @staticmethod

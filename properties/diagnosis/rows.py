@@ -47,6 +47,7 @@ def _found(case: Case) -> Iterator[str]:
         if batches.differs(batches.together(x), batches.together(x)):
             return  # drawn anew at every call: nothing can be told from a difference
         measures = (
+            Batches.written_to,
             kept_from_before,
             _attention_over_the_batch,
             _counted_over_the_batch,

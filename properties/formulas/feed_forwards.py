@@ -98,9 +98,9 @@ def feed_forward_cause(readings: list[Reading], x: Tensor, name: str, got: Tenso
     fits = []
     for reading in readings:
         for words, guess in _formulas(reading, x, name):
-            if all(float((guess - one).abs().max()) > 2 * bound for one in right):
-                if float((guess - got).abs().max()) <= bound and words not in fits:
-                    fits.append(words)
+            told_apart = all(float((guess - one).abs().max()) > 2 * bound for one in right)
+            if told_apart and float((guess - got).abs().max()) <= bound and words not in fits:
+                fits.append(words)
     if len(fits) == 1:
         return fits[0]
     if fits:

@@ -53,6 +53,9 @@ class Encoder(nn.Module):
             mask = kept
         if self.slip == "first mask":
             mask = mask[:1].expand_as(mask)
+        if self.slip == "inverted":
+            hides = mask.logical_not_()
+            mask = ~hides
         if self.slip == "reversed masks":
             mask = mask.flip(0)
         x = self.embed(tokens) + self.place(self.positions(tokens, mask))
@@ -96,6 +99,7 @@ def encoder(slip: str = "") -> Subject:
         ("rolled", "moved by one sample"),
         ("cut", "all samples are cut at the length of the first"),
         ("kept mask", "the mask is kept and used again"),
+        ("inverted", "a call inverts the mask that it is given, in place"),
         ("written mask", "a kept mask is written to in place"),
     ],
 )
