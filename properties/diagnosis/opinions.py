@@ -11,15 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.gradients import gradient_opinion
 from veriformer.properties.diagnosis.kernels import kernel_opinion
 from veriformer.properties.diagnosis.modules import module_opinion
 from veriformer.properties.diagnosis.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.precision import precision_cause
+from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.formulas.rotations import rotation_cause, rounding_cause
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.kinds import KINDS
 
@@ -42,19 +47,28 @@ class Opinion:
 
 
 _EVERY = tuple(KINDS)
-_DIFFERENTIATED = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
+_ORDINARY = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
 _FACT = re.compile(r"declare \w+=")
+
+_OF_ROWS = (
+    "attention.attends", "batch.", "dropout.mean", "ffn.position-wise", "norm.per-token", "numerics.stateless",
+    "padding.", "permutation.", "positions.", "training.",
+)  # fmt: skip
+_OF_GRADIENTS = (
+    "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
+)  # fmt: skip
+_OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "softmax.")
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
     Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "gradients.", "padding.")),
     Opinion(module_opinion, ("self_attention", "cross_attention"), ("attention.", "cross_attention.", "padding.")),
-    Opinion(nan_opinion, _DIFFERENTIATED, ("gradients.finite", "attention.empty-row", "softmax.", "norm.", "padding.")),
-    Opinion(
-        gradient_opinion,
-        _DIFFERENTIATED,
-        ("gradients.", "dropout.", "norm.", "attention.", "loss.", "softmax.", "rotary.", "permutation.", "residual."),
-    ),
+    Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
+    Opinion(rotation_cause, ("rotary",), ("rotary.",)),
+    Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
+    Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
+    Opinion(nan_opinion, _ORDINARY, _OF_NAN),
+    Opinion(gradient_opinion, _ORDINARY, _OF_GRADIENTS),
 )
 """In the order in which they are asked; the first that speaks is believed."""
 

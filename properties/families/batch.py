@@ -7,6 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
@@ -57,6 +58,8 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
         together = plain
         if bool(((stream(x) - stream(x)).abs() > limit).any()):
             return "the same batch gives another output each time, whatever its size (see numerics.stateless)"
+    if told := misplaced(stream.case):
+        return told
     other = x.clone()
     other[-1] = stream.other(x)[-1]
     changed = (stream(other) - together).abs().flatten(1).amax(dim=1)

@@ -20,6 +20,7 @@ from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.feed_forwards import feed_forward_cause
 from veriformer.reference.counting import feed_forward_parameters
 
 _KIND = ("feed_forward",)
@@ -103,7 +104,11 @@ def the_declared_activation_is_used(case: Case) -> None:
         8 * rounding_bound(built.dtype, width, operations=3) * max(size_of(expected), _inner_size(readings[0], x, name))
     )
     case.close(
-        got, expected, f"the output is not that of {name}", bound=bound, cause=lambda: _other(built, x, got, bound)
+        got,
+        expected,
+        f"the output is not that of {name}",
+        bound=bound,
+        cause=lambda: feed_forward_cause(readings, x, name, got, bound) or _other(built, x, got, bound),
     )
     case.witness()
 

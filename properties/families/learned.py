@@ -48,7 +48,7 @@ def each_position_has_its_row(case: Case) -> None:
         f"position {at} does not use row {at + offset} of the table alone",
         got=f"rows {rows}",
         expected=f"row {at + offset}",
-        cause=lambda: f"position {at} reads row {rows[0]}: an offset of {rows[0] - at}" if len(rows) == 1 else None,
+        cause=lambda: _row_that_is_read(built.module, table, output, at, offset, rows),
     )
     if case.subject.fact("beyond_max_len") != "works":
         case.require(
@@ -58,6 +58,37 @@ def each_position_has_its_row(case: Case) -> None:
             expected="an error",
         )
     case.witness()
+
+
+def _row_that_is_read(
+    module: nn.Module, table: Tensor, output: Tensor, at: int, offset: int, rows: list[int]
+) -> str | None:
+    """Find the rows that outputs are, by their values: a row for padding has no gradient."""
+    same = (output.detach()[:, None] == table.detach()[None]).all(-1)
+    found = [row.nonzero().flatten().tolist() for row in same]
+    if not rows and all(len(row) == 1 for row in found):
+        read = [row[0] for row in found]
+        padding = {m.padding_idx for m in module.modules() if isinstance(m, nn.Embedding)} - {None}
+        is_padding = (
+            f", the row of padding (padding_idx={read[at]}), which is never trained" if read[at] in padding else ""
+        )
+        told = f"position {at} reads row {read[at]}{is_padding}"
+        if {row - t for t, row in enumerate(read)} == {read[0]}:
+            return f"{told}: positions begin at row {read[0]} of the table instead of row {offset}"
+        return told
+    if len(rows) == 1:
+        told = f"position {at} reads row {rows[0]}"
+        read = [row[0] if row else -1 for row in found]
+        if {row - t for t, row in enumerate(read)} == {read[0]}:
+            return f"{told}: positions begin at row {read[0]} of the table instead of row {offset}"
+        if read == sorted(read, reverse=True) and len(read) > 1:
+            return f"{told}: the rows are read in reverse, position 0 reads row {read[0]}"
+        if len(set(read)) == 1 and len(read) > 1:
+            return f"every position reads row {rows[0]}"
+        return f"{told}: an offset of {rows[0] - at}"
+    if not rows:
+        return f"position {at} does not depend on the table: it is detached, or never read"
+    return f"position {at} depends on rows {', '.join(map(str, rows[:6]))} at once"
 
 
 def num_matrices(module: nn.Module) -> int:

@@ -11,11 +11,13 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import takes_ignored_labels
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.losses import accumulation_cause, loss_cause
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)
@@ -77,7 +79,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         "the loss is not the mean of the negative log likelihoods",
         bound=_bound(logits),
         cause=lambda: (
-            _cause(case, logits, labels, loss.detach().double())
+            _cause(case, built, logits, labels, loss.detach().double())
             if torch.equal(labels, kept)
             else "the call changes the labels that it is given"
         ),
@@ -88,7 +90,8 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         counted = torch.cat([counted[:, 1:], torch.zeros_like(counted[:, :1])], dim=1)
     silent = gradient[~counted]
     if silent.numel():
-        case.exact(silent, torch.zeros_like(silent), "a position that is not counted has a gradient")
+        case.exact(silent, torch.zeros_like(silent), "a position that is not counted has a gradient",
+                   cause=lambda: _formula(case, built))  # fmt: skip
     sure = logits.double().softmax(-1).amax(-1) > 0.999  # there the gradient may round to zero
     case.require(
         (gradient[counted & ~sure].abs().sum(-1) > 0).all(),
@@ -99,8 +102,26 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
     case.witness()
 
 
-def _cause(case: Case, logits: Tensor, labels: Tensor, got: Tensor) -> str | None:
+def _formula(case: Case, built: Built) -> str | None:
+    """Name the wrong formula that gives the subject's numbers on inputs that tell the usual slips apart."""
+    subject, device = case.subject, case.bench.device
+    with off_the_record(case):
+        return loss_cause(
+            lambda logits, labels: case.call(built, logits.to(device), labels.to(device)).reshape(()),
+            built.config.vocab_size,
+            built.dtype,
+            eps=float(subject.fact("label_smoothing", 0.0)),
+            ignore=_ignore(subject),
+            z_loss=float(subject.fact("z_loss", 0.0)),
+            shift=int(bool(subject.fact("shifts_labels"))),
+            hides=takes_ignored_labels(case.bench, built),
+        )
+
+
+def _cause(case: Case, built: Built, logits: Tensor, labels: Tensor, got: Tensor) -> str | None:
     """Try the usual slips: the first whose formula gives the loss is the cause."""
+    if told := _formula(case, built):
+        return told
     ignore, eps = _ignore(case.subject), float(case.subject.fact("label_smoothing", 0.0))
     oracle = partial(loss_oracle, z_loss=float(case.subject.fact("z_loss", 0.0)))
     counted = int((labels != ignore).sum())
@@ -201,7 +222,8 @@ def the_smoothed_target_shows_in_the_gradient(case: Case) -> None:
     expected = torch.full_like(target, eps / vocabulary)
     expected.scatter_add_(-1, labels.clamp(min=0)[..., None], torch.full_like(target[..., :1], 1 - eps))
     bound = (_bound(logits) + 4 * epsilon(logits.dtype)) * max(1, int(counted.sum()))
-    case.close(target[counted], expected[counted], "the target in the gradient is not the smoothed one", bound=bound)
+    case.close(target[counted], expected[counted], "the target in the gradient is not the smoothed one", bound=bound,
+               cause=lambda: _formula(case, built))  # fmt: skip
     case.witness()
 
 
@@ -229,11 +251,36 @@ def micro_batches_add_up(case: Case) -> None:
     got = case.ask("accumulate", [(parts[i : i + 1], labels[i : i + 1]) for i in range(len(labels))], built=built)
     bound = 4 * _bound(logits)
     case.close(got.detach().double(), expected.detach().double(),
-               "micro-batches give another loss than the whole batch", bound=bound)  # fmt: skip
+               "micro-batches give another loss than the whole batch", bound=bound,
+               cause=lambda: _parts_cause(case, built))  # fmt: skip
     theirs = torch.autograd.grad(got.sum(), parts)[0]
     case.close(theirs, torch.autograd.grad(expected.sum(), whole)[0],
                "micro-batches give another gradient than the whole batch", bound=bound)  # fmt: skip
     case.witness()
+
+
+def _parts_cause(case: Case, built: Built) -> str | None:
+    """Put micro-batches of 2, 5 and 4 counted labels together, and see which formula gives the subject's number."""
+    vocabulary, ignore, device = built.config.vocab_size, _ignore(case.subject), case.bench.device
+    shift = int(bool(case.subject.fact("shifts_labels")))
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(3, 8, vocabulary, generator=generator, dtype=torch.float64).to(device, built.dtype)
+    labels = torch.randint(0, vocabulary, (3, 8), generator=generator)
+    for row, left in enumerate((2, 5, 4)):
+        labels[row, left + shift :] = ignore
+    pairs = [(logits[i : i + 1], labels[i : i + 1].to(device)) for i in range(3)]
+    with off_the_record(case):
+        got = float(case.ask("accumulate", pairs, built=built))
+        means = [float(case.call(built, *pair)) for pair in pairs]
+    counted = labels != ignore
+    return accumulation_cause(
+        got,
+        means,
+        counted[:, shift:].sum(1).tolist(),
+        counted.sum(1).tolist(),
+        counted.numel(),
+        16 * _bound(logits) * max(1.0, abs(got)),
+    )
 
 
 @holds(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from scipy import stats
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
 
@@ -50,17 +52,23 @@ def masking_follows_bert(case: Case) -> None:
     chosen = labels != int(subject.fact("ignore_index", -100))
     special = torch.isin(tokens, torch.tensor(specials))
     case.require(~(chosen & special).any(), "a special token is to be predicted",
+                 cause=lambda: _specials_chosen(chosen, special),
                  got=f"{int((chosen & special).sum())} of them", expected="none")  # fmt: skip
     probability = float(subject.fact("mask_probability", 0.15))
-    _count(case, "tokens chosen", chosen.sum(), int((~special).sum()), probability)
-    case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there")
-    case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed")
+    _count(case, "tokens chosen", chosen.sum(), int((~special).sum()), probability,
+           cause=lambda: _share_chosen(chosen, special, probability))  # fmt: skip
+    case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there",
+               cause=lambda: _label_cause(labels[chosen], inputs[chosen], tokens, chosen))  # fmt: skip
+    case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed",
+               cause=lambda: _changed(inputs, tokens, chosen, special))  # fmt: skip
     total = int(chosen.sum())
     masked = inputs == int(subject.fact("mask_id"))
     changed = chosen & ~masked & (inputs != tokens)
     slack = 0.1 / vocabulary  # a random token may be the old one, or the mask, or neither is among those drawn from
-    _count(case, "chosen tokens masked", (masked & chosen).sum(), total, 0.8 + slack / 2, slack / 2)
-    _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack)
+    shares = tuple(float(hit.sum()) / max(total, 1) for hit in (masked & chosen, changed))
+    _count(case, "chosen tokens masked", (masked & chosen).sum(), total, 0.8 + slack / 2, slack / 2,
+           cause=lambda: _fates(*shares))  # fmt: skip
+    _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack, cause=lambda: _fates(*shares))
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
     case.witness()
@@ -73,7 +81,8 @@ def _masked(case: Case, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return output[0], output[1]
 
 
-def _count(case: Case, what: str, count: Tensor, total: int, share: float, slack: float = 0.0) -> None:
+def _count(case: Case, what: str, count: Tensor, total: int, share: float, slack: float = 0.0,
+           cause: Cause | None = None) -> None:  # fmt: skip
     """Require a count to lie within its binomial interval, the share known up to `slack`."""
     low = float(stats.binom.ppf(FALSE_ALARM / 2, total, max(0.0, share - slack)))
     high = float(stats.binom.isf(FALSE_ALARM / 2, total, min(1.0, share + slack)))
@@ -82,4 +91,71 @@ def _count(case: Case, what: str, count: Tensor, total: int, share: float, slack
         f"the share of {what} is not {share:.3g}",
         got=f"{int(count)} of {total} ({int(count) / max(total, 1):.4f})",
         expected=f"{low:.0f} to {high:.0f}",
+        cause=cause,
     )
+
+
+def _changed(inputs: Tensor, tokens: Tensor, chosen: Tensor, special: Tensor) -> str:
+    """Say which tokens are changed though they have no label: special ones, or any."""
+    hidden = (inputs != tokens) & ~chosen
+    share = [float((hidden & kind).sum()) / max(int(kind.sum()), 1) for kind in (special, ~special & ~chosen)]
+    if share[1] == 0:
+        return (
+            "special tokens are kept out of the labels alone, not out of the choice: in the inputs "
+            f"{share[0]:.1%} of them are changed"
+        )
+    if share[0] == 0:
+        return f"{share[1]:.1%} of the ordinary tokens without a label are changed, and no special ones"
+    return f"{share[1]:.1%} of the ordinary and {share[0]:.1%} of the special tokens are changed without a label"
+
+
+def _specials_chosen(chosen: Tensor, special: Tensor) -> str:
+    share = [float((chosen & kind).sum()) / max(int(kind.sum()), 1) for kind in (special, ~special)]
+    if abs(share[0] - share[1]) < 0.02:
+        return f"special tokens are chosen like any other: {share[0]:.1%} of them, {share[1]:.1%} of the ordinary ones"
+    return f"{share[0]:.1%} of the special tokens are chosen, and {share[1]:.1%} of the ordinary ones"
+
+
+def _share_chosen(chosen: Tensor, special: Tensor, probability: float) -> str | None:
+    """Name the slips that give known shares."""
+    share = float(chosen.sum()) / max(int((~special).sum()), 1)
+    among_all = float((~special).double().mean())
+    for words, guess in (
+        ("positions are drawn with replacement, so that some are drawn twice", 1 - math.exp(-probability)),
+        ("the others are chosen: the comparison is turned round", 1 - probability),
+        ("the tokens that become the mask alone have a label", 0.8 * probability),
+        ("the tokens that are changed alone have a label", 0.9 * probability),
+        ("all tokens have a label", 1.0),
+        ("the share is taken of all tokens, special ones too", probability / among_all),
+        ("no token has a label", 0.0),
+    ):
+        if abs(share - guess) < 0.004:
+            return f"{share:.2%} of the ordinary tokens are chosen: {words}"
+    return None
+
+
+def _label_cause(labels: Tensor, inputs: Tensor, tokens: Tensor, chosen: Tensor) -> str | None:
+    if torch.equal(labels, inputs):
+        return "the labels are taken from the inputs after tokens were hidden"
+    for step, words in ((1, "the next"), (-1, "the one before")):
+        if float((labels == tokens.roll(-step, 1)[chosen]).double().mean()) > 0.95:
+            return f"the label is {words} token: labels are moved by one"
+    return None
+
+
+def _fates(masked: float, replaced: float) -> str:
+    kept = 1 - masked - replaced
+    told = f"of the chosen tokens {masked:.1%} are masked, {replaced:.1%} replaced and {kept:.1%} left"
+    for words, guess in (
+        ("the shares of replaced and left are drawn from what is left one after another", (0.8, 0.02)),
+        ("10 % of the rest, not half of it, are replaced", (0.8, 0.02)),
+        ("all are masked", (1.0, 0.0)),
+        ("none is left as it is", (0.8, 0.2)),
+        ("none is replaced", (0.8, 0.0)),
+        ("masks are overwritten by random tokens", (0.72, 0.18)),
+        ("masked and left are exchanged", (0.1, 0.1)),
+        ("half of the masks are overwritten: the second draw is made among all", (0.4, 0.5)),
+    ):
+        if abs(masked - guess[0]) < 0.012 and abs(replaced - guess[1]) < 0.012:
+            return f"{told}: {words}"
+    return told

@@ -8,11 +8,13 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.probes.norms import NormModel, is_centred, read_off
 
 _KIND = ("norm",)
@@ -66,25 +68,32 @@ def the_formula_holds_at_every_scale(case: Case) -> None:
 
 
 def _cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) -> str | None:
-    """Try the usual slips: the first whose formula gives the answers is the cause."""
-    got, wide = case.call(built, x).detach().double(), x.double()
-    centre = wide - wide.mean(dim=-1, keepdim=True) if model.centred else wide
-    width = x.shape[-1]
-    deviation = centre.square().mean(dim=-1, keepdim=True).sqrt()
-    for words, denominator in (
-        (
-            _UNBIASED,
-            (deviation.square() * width / (width - 1) + model.eps).sqrt(),
-        ),
-        ("eps is added to the standard deviation, outside the root", deviation + 1e-5),
-        ("eps is added to the standard deviation, outside the root", deviation + 1e-6),
-    ):
-        if float((got - (model.gain * centre / denominator + model.bias)).abs().max()) <= bound:
-            return words
-    mean = wide.mean(dim=-1, keepdim=True)
-    if float((mean.abs() / deviation).max()) > 3:
-        return "wrong where the mean is large against the spread: the variance is E[x^2] - E[x]^2 and cancels"
-    return None
+    """Try the usual slips on this case and on small tokens: the one whose formula gives the answers is the cause."""
+    with off_the_record(case):
+        call = case.caller(built)
+        read = (model.gain, model.bias, float(model.eps), model.centred)
+        for constants in (read, *_constants(built, model)):
+            if told := norm_cause(call, x, *constants, bound):
+                return told
+        if model.centred and (told := one_pass_cause(call, x, *read[:3], model, bound)):
+            return told
+        return eps_cause(call, _ordinary(x.shape, x.shape[-1]).to(x), *read) if built.dtype not in _HALF else None
+
+
+def _constants(built: Built, model: NormModel) -> list[tuple[Tensor, Tensor, float, bool]]:
+    """Return gain, bias and eps as they stand in the module, which a formula that is far off does not show."""
+    if not isinstance(built.module, torch.nn.Module):
+        return []
+    fits = {n: p.detach().double() for n, p in built.module.named_parameters() if p.shape == model.gain.shape}
+    biases = [p for n, p in fits.items() if "bias" in n or "beta" in n or "shift" in n]
+    gains = [p for n, p in fits.items() if not any(p is bias for bias in biases)] or [torch.ones_like(model.gain)]
+    bias = biases[0] if biases else torch.zeros_like(model.bias)
+    own = getattr(built.module, "eps", getattr(built.module, "epsilon", None))
+    return [(gains[0], bias, float(eps), model.centred) for eps in ((own,) if isinstance(own, float) else (1e-5, 1e-6))]
+
+
+def _ordinary(shape: torch.Size, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @holds(
@@ -263,8 +272,42 @@ def float16_does_not_overflow(case: Case) -> None:
     case.finite(got, "a float16 input gives NaN or infinity")
     # both round to eleven bits; eps of 1e-5 is far below (2^1)^2
     case.close(got, expected, "x and x / 256 give different outputs in float16",
-               bound=size_of(expected) * 0.02)  # fmt: skip
+               bound=size_of(expected) * 0.02, cause=lambda: _overflow(case, built))  # fmt: skip
     case.witness()
+
+
+def _overflow(case: Case, built: Built) -> str | None:
+    """Halve the input until the answer is that of small ones: where squares reach 65504, or their sum does."""
+    width = built.config.d_model
+    x = _ordinary(torch.Size((1, 1, width)), width).sign().to(case.bench.device, built.dtype)
+    x = x * torch.linspace(0.8, 1.0, width, dtype=built.dtype, device=x.device)
+    with off_the_record(case):
+        right = case.call(built, x * 8).detach().double()
+        sizes = [2.0**power for power in range(4, 16)]
+        wrong = []
+        for size in sizes:
+            got = case.call(built, x * size).detach().double()
+            if float((got - right).abs().max()) > 0.02 * float(right.abs().max()):
+                wrong.append((size, float(got.abs().max())))
+    if not wrong or [size for size, _ in wrong] != sizes[-len(wrong) :]:
+        return None
+    first, largest = wrong[0]
+    squares = (x.double() * first).square()
+    small = squares / 4  # at the last size that is right
+    summed = bool(squares.sum() > _LARGEST_HALF > small.sum())
+    if not summed and not bool(squares.max() > _LARGEST_HALF > small.max()):
+        return None
+    what = "the sum of squares exceeds" if summed else "squares exceed"
+    gives = (
+        "0" if largest < 1e-3 else "infinity" if largest == torch.inf else "NaN" if largest != largest else "another"
+    )
+    return (
+        f"right for inputs up to {first / 2:g} and wrong from {first:g} on, where {what} "
+        f"65504, the largest float16, and the output is {gives}: the mean square must be computed in float32"
+    )
+
+
+_LARGEST_HALF = 65504.0
 
 
 @holds(

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.registered import tying_cause, untied_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
@@ -218,8 +219,15 @@ def tying_survives(case: Case) -> None:
             wanted,
             f"{when} the embedding and the output projection are not {words}",
             got=f"{found} matrices of {shape[0]} x {shape[1]}",
+            cause=lambda: _tying(case, shape, wanted),
         )
     case.witness()
+
+
+def _tying(case: Case, shape: tuple[int, int], wanted: int) -> str | None:
+    """Look at a model as it is built, before its weights are drawn anew or trained."""
+    raw = case.bench.pool.fresh(case.config(), case.bench.pool.get(case.config(), torch.float32).dtype, raw=True)
+    return tying_cause(raw.module, shape) if wanted == 1 else untied_cause(raw.module, shape)
 
 
 def counts_wrongly(module: nn.Module) -> str:

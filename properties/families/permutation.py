@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import rounding_bound
+from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact
 from veriformer.properties.engine.property import holds
@@ -94,6 +95,8 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
         plain, moved = stream(x, mask), stream(x[:, order], None if mask is None else mask[:, order])
         if path != DEFAULT and worst_difference(moved, plain[:, order], size_of(plain)).error <= limit:
             return f"the plain path is equivariant, this one alone is not ({path})"
+        if told := misplaced(stream.case):
+            return told
         other = stream.other(x)
         last = torch.cat([x[:, :-1], other[:, -1:]], dim=1)
         before, after = stream(x, path=path)[:, :-1], stream(last, path=path)[:, :-1]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.relative_biases import bucket_cause, slope_cause
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 _KIND = ("position_bias",)
@@ -76,23 +79,9 @@ def slopes_are_the_published_ones(case: Case) -> None:
         expected,
         "the slopes are not those of the paper",
         bound=16 * epsilon(case.built().dtype),
-        cause=lambda: _slope_cause(slopes, expected),
+        cause=lambda: slope_cause(slopes, expected),
     )
     case.witness()
-
-
-def _slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
-    heads = len(slopes)
-    plain = torch.tensor([2.0 ** (-8.0 * i / heads) for i in range(1, heads + 1)], dtype=torch.float64)
-    zero = torch.tensor([2.0 ** (-8.0 * i / heads) for i in range(heads)], dtype=torch.float64)
-    for words, guess in (
-        ("2^(-8i/h) although h is no power of two", plain),
-        ("2^(-8i/h) with i from 0: the first slope is 1", zero),
-        ("the negative of the right ones: further is favoured", -expected),
-    ):
-        if float((slopes - guess).abs().amax()) < 1e-5:
-            return f"the slopes are {words}"
-    return None
 
 
 @holds(
@@ -111,7 +100,9 @@ def distance_is_penalised(case: Case) -> None:
     last = _bias(case, length, length).double()[:, -1]
     steps = last[:, 1:] - last[:, :-1]
     worst = steps.amin()
-    case.require(worst > 0, "a key further back gets a larger bias", got=f"a step of {worst:.3g}", expected="above 0")
+    case.require(worst > 0, "a key further back gets a larger bias", got=f"a step of {worst:.3g}", expected="above 0",
+                 cause=lambda: slope_cause(steps.mean(1), torch.tensor(alibi_slopes(len(steps)), dtype=torch.float64))
+                 )  # fmt: skip
     case.witness()
 
 
@@ -150,21 +141,16 @@ def distances_share_buckets_as_published(case: Case) -> None:
         "distances are put into other buckets than published",
         got=said,
         expected="the published rule",
-        cause=lambda: _bucket_cause(case, bias, at, length),
+        cause=lambda: _bucket_cause(case),
     )
     case.witness()
 
 
-def _bucket_cause(case: Case, bias: Tensor, at: int, length: int) -> str | None:
-    num_buckets, max_distance = int(case.subject.fact("num_buckets", 32)), int(case.subject.fact("max_distance", 128))
-    relative = torch.arange(length) - at
-    same_bias = (bias[:, :, None] == bias[:, None, :]).all(dim=0)
-    both = bool(case.subject.fact("bidirectional"))
-    for words, guess in (
-        ("the sign of the distance is swapped", (-relative, both)),
-        (f"the bias behaves as if bidirectional were {not both}", (relative, not both)),
-    ):
-        bucket = t5_bucket(guess[0], bidirectional=guess[1], num_buckets=num_buckets, max_distance=max_distance)
-        if bool(((bucket[:, None] == bucket[None, :]) == same_bias).all()):
-            return words
-    return None
+def _bucket_cause(case: Case) -> str | None:
+    farthest = int(case.subject.fact("max_distance", 128))
+    length = min(farthest + 32, 400)
+    with off_the_record(case):
+        built = case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1])
+        bias = case.call(built, length, length).detach().cpu().double()
+    buckets, both = int(case.subject.fact("num_buckets", 32)), bool(case.subject.fact("bidirectional"))
+    return bucket_cause(bias, both, buckets, farthest)

@@ -15,6 +15,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.formulas.rotations import rotation_cause
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
 
@@ -189,7 +190,7 @@ def frequencies_are_geometric(case: Case) -> None:
         "the frequencies are not base^(-2i/K)",
         bound=bound,
         constants_allowed=True,
-        cause=lambda: _frequency_cause(angles[0], turned, base, bound),
+        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, base, bound),
     )
     case.witness()
 

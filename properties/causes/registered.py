@@ -1,0 +1,134 @@
+"""What became of parameters: tied by a copy, owned by a module that is never called, left out of all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def tying_cause(module: nn.Module, shape: tuple[int, int]) -> str | None:
+    """Say whether two matrices that should be one are copies, share their memory, or have nothing in common.
+
+    Args:
+        module: as it is built, untrained.
+        shape: of both, `(V, D)`.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, parameter in module.named_parameters():
+        if tuple(parameter.shape) == shape:
+            found.setdefault(id(parameter), (name, parameter))
+    named = list(found.values())
+    if len(named) < 2:
+        return None
+    for i, (name, one) in enumerate(named):
+        for other, two in named[i + 1 :]:
+            if one.data_ptr() == two.data_ptr():
+                return (
+                    f"{other} shares the memory of {name} (.data) but is another parameter, with a gradient of its own"
+                )
+            if torch.equal(one, two):
+                return f"{other} is a copy of {name}: equal when built, but another parameter, and trained apart"
+    names = " and ".join(name for name, _ in named[:3])
+    return f"{names} are parameters of their own, unlike already when built: nothing ties them"
+
+
+def untied_cause(module: nn.Module, shape: tuple[int, int]) -> str | None:
+    """Say which names one matrix has that should be two."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if tuple(parameter.shape) == shape:
+            names.setdefault(id(parameter), []).append(name)
+    shared = next((found for found in names.values() if len(found) > 1), None)
+    return None if shared is None else f"{' and '.join(shared[:3])} are one and the same parameter"
+
+
+def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str | None:
+    """Say which sort of parameters decays, or does not, wrongly: all of a sort, or some, and how their names differ.
+
+    Args:
+        module: that has the parameters.
+        names: of those that stand in the wrong group.
+        decays: whether the wrong ones decay.
+    """
+    wrong = set(names)
+    sorts = _sorts(module)
+    for sort, members in sorts.items():
+        bad = [name for name in members if name in wrong]
+        if not bad:
+            continue
+        right = [name for name in members if name not in wrong]
+        verb = ("decay" if decays else "do not decay") if len(bad) > 1 else ("decays" if decays else "does not decay")
+        extent = "all" if not right else f"{len(bad)} of"
+        told = f"{extent} {len(members)} {sort} {verb} ({', '.join(bad[:3])}{' ...' if len(bad) > 3 else ''})"
+        if right:
+            told += f", {', '.join(right[:2])} {'not' if decays else 'as it should'}"
+        if sort.startswith("gains") and decays:
+            unnamed = [name for name in bad if "norm" not in name.lower()]
+            if len(unnamed) == len(bad):
+                told += ": no 'norm' stands in their names, by which norms may be looked for"
+            elif all(parameter.ndim < 2 for name, parameter in module.named_parameters() if name in bad):
+                told += ": neither their type nor their one axis keeps them out"
+        others = [
+            s for s, found in sorts.items() if s != sort and decays and not wrong & set(found) and s != "matrices"
+        ]
+        if others and decays and not right:
+            told += f"; {' and '.join(others)} do not"
+        return told
+    return None
+
+
+def _sorts(module: nn.Module) -> dict[str, list[str]]:
+    sorts: dict[str, list[str]] = {"gains of norms": [], "biases of norms": [], "biases": [], "matrices": []}
+    for path, part in module.named_modules():
+        is_norm = "norm" in type(part).__name__.lower()
+        for name, parameter in part.named_parameters(recurse=False):
+            full = f"{path}.{name}".lstrip(".")
+            if is_norm:
+                sorts["biases of norms" if "bias" in name else "gains of norms"].append(full)
+            elif parameter.ndim < 2:
+                sorts["biases"].append(full)
+            elif not isinstance(part, nn.Embedding):
+                sorts["matrices"].append(full)
+    return {sort: names for sort, names in sorts.items() if names}
+
+
+def lost_cause(module: nn.Module, lost: list[str]) -> str | None:
+    """Say what parameters have in common that stand in no group of an optimiser: they are never trained."""
+    parts, tables = dict(module.named_modules()), []
+    bare, owners = [], set()
+    for name in lost:
+        owner = parts.get(name.rpartition(".")[0])
+        if owner is None:
+            continue
+        owners.add(type(owner).__name__)
+        if any(True for _ in owner.children()) or name.rpartition(".")[2] not in ("weight", "bias"):
+            bare.append(name)
+        elif isinstance(owner, nn.Embedding):
+            tables.append(name)
+    if len(bare) == len(lost) > 0:
+        owner_of = type(parts[bare[0].rpartition(".")[0]]).__name__
+        verb, what = ("is", "a bare parameter") if len(bare) == 1 else ("are", "bare parameters")
+        return (
+            f"{', '.join(bare[:3])} {verb} in no group and so never trained: {what} of {owner_of} itself, no weight or "
+            "bias of a layer by which groups may be made"
+        )
+    if len(tables) == len(lost) > 0:
+        return f"embeddings ({', '.join(tables[:3])}) are in no group and so never trained"
+    biases = [name for name in lost if name.endswith("bias")]
+    if len(biases) == len(lost):
+        return f"{len(biases)} biases are in no group and so never trained"
+    kinds = " and ".join(sorted(owners))
+    return f"{len(lost)} parameters of {kinds} are in no group and so never trained" if owners else None
+
+
+def twice_cause(module: nn.Module, twice: list[str]) -> str | None:
+    """Say whether what stands in two groups is a parameter with two names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for found in names.values():
+        if len(found) > 1 and set(found) & set(twice):
+            return f"{' and '.join(found[:3])} are one parameter, and each name puts it into a group"
+    return f"{', '.join(twice[:3])}: it is stepped twice, and meets the rules of two groups"

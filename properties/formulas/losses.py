@@ -1,0 +1,205 @@
+"""Wrong formulas of losses, and which of them gives a subject's number on inputs that tell them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.definitions.rounding import epsilon
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Terms:
+    """The terms of a loss in float64, position by position, after labels are moved by `shift`."""
+
+    def __init__(self, logits: Tensor, labels: Tensor, ignore: int, shift: int) -> None:
+        self.before = int((labels != ignore).sum())
+        length = logits.shape[1]
+        self.logits, self.labels = logits.double()[:, : length - shift], labels[:, shift:]
+        self.real = self.labels != ignore
+        self.log_p = self.logits.log_softmax(-1)
+        self.nll = -self.log_p.gather(-1, self.labels.clamp(min=0)[..., None])[..., 0]
+        self.smooth = -self.log_p.mean(-1)
+        self.counted = max(int(self.real.sum()), 1)
+
+    def sum(self, terms: Tensor) -> Tensor:
+        """Return the sum over what is counted."""
+        return terms.masked_fill(~self.real, 0).sum()
+
+
+def _formulas(
+    logits: Tensor, labels: Tensor, eps: float, ignore: int, z: float, shift: int
+) -> Iterator[tuple[str, Tensor]]:
+    t = _Terms(logits, labels, ignore, shift)
+    n, size, width = t.counted, t.labels.numel(), logits.shape[-1]
+    log_z = t.logits.logsumexp(-1).square()
+    terms = (1 - eps) * t.nll + eps * t.smooth + z * log_z
+    whole = t.sum(terms)
+    yield "", whole / n
+    yield "the losses are summed, not averaged", whole
+    if n != size:
+        yield "the sum is divided by all positions, not by those counted", whole / size
+        label = (1 - eps) * t.nll + eps * t.smooth + z * log_z
+        yield f"the ignored label {ignore} is counted, as if it were label 0", label.mean()
+    if t.before not in (n, size):
+        yield "the sum is divided by the number of labels before the shift", whole / t.before
+    yield "the sum is divided by the number of samples, not of counted positions", whole / len(labels)
+    yield "the loss is also divided by the vocabulary (a mean over positions and classes)", whole / n / width
+    per_sample = [
+        (terms[b].masked_fill(~t.real[b], 0).sum() / max(int(t.real[b].sum()), 1)) for b in range(len(labels))
+    ]
+    yield "a mean over each sample is taken first, and then the mean of these", torch.stack(per_sample).mean()
+    yield "the logarithm has base 2", whole / n / math.log(2)
+    yield "the sign is turned: the log likelihood is not negated", -whole / n
+    p = t.logits.softmax(-1)
+    again = _Terms(torch.cat([p, p[:, :1].expand(-1, shift, -1)], 1) if shift else p, labels, ignore, shift)
+    twice = again.sum((1 - eps) * again.nll + eps * again.smooth + z * again.logits.logsumexp(-1).square())
+    yield "log_softmax is applied to probabilities", twice / n
+    yield "the probability stands in place of its logarithm", t.sum(-((-t.nll).exp())) / n
+    if z:
+        yield "there is no z-loss", t.sum((1 - eps) * t.nll + eps * t.smooth) / n
+        plain = t.sum((1 - eps) * t.nll + eps * t.smooth)
+        yield "the z-loss is that of log Z, not of its square", (plain + z * t.sum(t.logits.logsumexp(-1))) / n
+        if n != size:
+            yield "the z-loss is summed over ignored positions too", (plain + z * log_z.sum()) / n
+            yield "the z-loss is averaged over all positions, ignored ones included", plain / n + z * log_z.mean()
+    if eps:
+        yield from _smoothings(t, eps, z * t.sum(log_z) / n, width)
+    for other in {0, 1, 2} - {shift}:
+        if logits.shape[1] > other:
+            moved = _Terms(logits, labels, ignore, other)
+            total = moved.sum((1 - eps) * moved.nll + eps * moved.smooth + z * moved.logits.logsumexp(-1).square())
+            words = ("the labels are not moved", "the labels are moved by one", "the labels are moved twice")[other]
+            yield words, total / moved.counted
+    backwards = _Terms(logits[:, 1:], labels[:, :-1], ignore, 0)
+    total = backwards.sum(
+        (1 - eps) * backwards.nll + eps * backwards.smooth + z * backwards.logits.logsumexp(-1).square()
+    )
+    yield (
+        "the labels are moved the wrong way: each position is to predict the token before it",
+        total / backwards.counted,
+    )
+
+
+def _smoothings(t: _Terms, eps: float, rest: Tensor, width: int) -> Iterator[tuple[str, Tensor]]:
+    n, size = t.counted, t.labels.numel()
+    sharp, smooth = t.sum(t.nll) / n, t.sum(t.smooth) / n
+    yield "there is no label smoothing", sharp + rest
+    others = (smooth * width - sharp) / (width - 1)
+    yield (
+        "the smoothing is spread over the other V - 1 labels, not over all V",
+        (1 - eps) * sharp + eps * others + rest,
+    )
+    yield (
+        "the label keeps 1 - eps and the others get eps / V",
+        (1 - eps) * sharp + eps * others * (width - 1) / width + rest,
+    )
+    yield "the likelihood keeps its whole weight (1, not 1 - eps)", sharp + eps * smooth + rest
+    yield (
+        "the smoothing term is summed over the vocabulary, not averaged",
+        (1 - eps) * sharp + eps * smooth * width + rest,
+    )
+    yield "the weights of likelihood and smoothing are exchanged", eps * sharp + (1 - eps) * smooth + rest
+    yield "the smoothing is applied twice", (1 - eps) * ((1 - eps) * sharp + eps * smooth) + eps * smooth + rest
+    yield "the smoothing term has the wrong sign", (1 - eps) * sharp - eps * smooth + rest
+    if n != size:
+        whole = t.smooth.sum()
+        yield (
+            "the smoothing term is summed over all positions, ignored ones included, and divided by those counted",
+            (1 - eps) * sharp + eps * whole / n + rest,
+        )
+        yield (
+            "the smoothing term is averaged over all positions, ignored ones included",
+            (1 - eps) * sharp + eps * whole / size + rest,
+        )
+        yield (
+            "the smoothing term is divided by all positions, not by those counted",
+            (1 - eps) * sharp + eps * smooth * n / size + rest,
+        )
+
+
+def loss_cause(
+    loss: Loss,
+    vocabulary: int,
+    dtype: torch.dtype,
+    *,
+    eps: float,
+    ignore: int,
+    z_loss: float,
+    shift: int,
+    hides: bool,
+) -> str | None:
+    """Name the one wrong formula that gives the subject's number, on three inputs of unequal shares of ignored labels.
+
+    Args:
+        loss: the subject's.
+        vocabulary: of its labels.
+        dtype: of its logits.
+        eps: declared label smoothing.
+        ignore: label that is not counted.
+        z_loss: declared.
+        shift: 1 if the loss moves the labels.
+        hides: whether labels that are not counted may be given.
+
+    Returns:
+        None where none fits, where more than one does, or where the declared formula holds.
+    """
+    left: set[str] | None = None
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        logits = torch.randn(3, 7, vocabulary, generator=generator, dtype=torch.float64).to(dtype) * 3
+        labels = torch.randint(0, vocabulary, (3, 7), generator=generator)
+        if hides:
+            labels[0, 3:] = labels[1, 5:] = ignore
+            labels[2, 2] = ignore
+        got = float(loss(logits, labels).detach().double())
+        bound = 64 * epsilon(dtype) * max(1.0, abs(got))
+        fits = {
+            words
+            for words, value in _formulas(logits, labels, eps, ignore, z_loss, shift)
+            if abs(float(value) - got) <= bound
+        }
+        left = fits if left is None else left & fits
+    return left.pop() if left is not None and len(left) == 1 and "" not in left else None
+
+
+def accumulation_cause(
+    got: float, means: Sequence[float], counts: Sequence[int], before: Sequence[int], positions: int, bound: float
+) -> str | None:
+    """Name the one way of putting micro-batches together that gives a number.
+
+    Args:
+        got: what the subject made of them.
+        means: the loss of each.
+        counts: how many labels count in each.
+        before: how many labels stand in each before a shift.
+        positions: number of all labels, ignored ones included.
+        bound: largest difference that is rounding.
+    """
+    sums = [mean * count for mean, count in zip(means, counts, strict=True)]
+    total, number = sum(sums), len(means)
+    values = {
+        "the mean of the micro-batches' means is taken, so that tokens of small ones weigh more": sum(means) / number,
+        "the micro-batches' means are summed, and not divided": sum(means),
+        "the losses are summed, and divided by nothing": total,
+        "the sum is divided by all positions, not by those counted": total / positions,
+        "the sum is divided by the number of micro-batches": total / number,
+        "the sum is divided by the count of the last micro-batch alone": total / max(counts[-1], 1),
+        "the sum is divided by the count of the first micro-batch alone": total / max(counts[0], 1),
+        "the loss of the last micro-batch alone is given": means[-1],
+        "the loss of the first micro-batch alone is given": means[0],
+        "the micro-batches' means are summed and divided by the count of all": sum(means) / sum(counts),
+        "it is divided by the number of micro-batches once too often": total / sum(counts) / number,
+    }
+    if list(before) != list(counts):
+        values["the sum is divided by the number of labels before the shift, first position included"] = total / sum(
+            before
+        )
+        weighed = sum(mean * labels for mean, labels in zip(means, before, strict=True)) / sum(before)
+        values["the means are weighed by the number of labels before the shift"] = weighed
+    fits = [words for words, value in values.items() if abs(value - got) <= bound]
+    return fits[0] if len(fits) == 1 else None

@@ -1,0 +1,189 @@
+"""Wrong rules of relative biases: T5's buckets and ALiBi's slopes, and which of them a bias follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from veriformer.reference.position_bias import t5_bucket
+
+_RULE = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round}
+
+
+def _bucket(
+    relative: Tensor,
+    both: bool,
+    buckets: int,
+    farthest: int,
+    *,
+    start: Callable[[int, int], float] | None = None,
+    exactly: Callable[[int], int] = lambda n: n // 2,
+    halved: bool = True,
+    rule: str = "floor",
+    last: int = 1,
+    step: int = 0,
+    absolute: bool = False,
+) -> Tensor:
+    """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
+    bucket = torch.zeros_like(relative)
+    whole = buckets
+    if both:
+        buckets = buckets // 2 if halved else buckets
+        bucket = bucket + (relative > 0).long() * (whole // 2)
+    distance = relative.abs() if both or absolute else (-relative).clamp(min=0)
+    distance = distance + step * (distance > 0).long()
+    exact = max(exactly(buckets), 1)
+    span = math.log(farthest / (start(buckets, exact) if start else exact))
+    ratio = (distance.clamp(min=1).double() / exact).log() / span
+    far = (exact + _RULE[rule](ratio * (buckets - exact) + (1e-9 if rule == "floor" else 0)).long()).clamp(
+        max=buckets - last
+    )
+    return bucket + torch.where(distance < exact, distance, far)
+
+
+def _wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> Iterator[tuple[str, Tensor]]:
+    sided = "the whole past falls into one bucket and the future is told apart"
+    swapped = t5_bucket(-relative, bidirectional=both, num_buckets=buckets, max_distance=farthest)
+    yield f"the sign of the distance is swapped (query minus key{'' if both else ': ' + sided})", swapped
+    yield (
+        f"the bias behaves as if bidirectional were {not both}",
+        t5_bucket(relative, bidirectional=not both, num_buckets=buckets, max_distance=farthest),
+    )
+    if not both:
+        yield (
+            "past and future share buckets: the absolute distance is taken",
+            _bucket(relative, both, buckets, farthest, absolute=True),
+        )
+    for words, start in (
+        ("log(max_distance / num_buckets)", lambda n, exact: n),
+        ("log(max_distance)", lambda n, exact: 1),
+        ("log(max_distance / (max_exact - 1))", lambda n, exact: max(exact - 1, 1)),
+        ("log(max_distance / (max_exact + 1))", lambda n, exact: exact + 1),
+        ("log(max_distance / (num_buckets - max_exact - 1))", lambda n, exact: max(n - exact - 1, 1)),
+    ):
+        if farthest > start(buckets // 2 if both else buckets, max(buckets // 4 if both else buckets // 2, 1)):
+            told = f"the logarithm of the distance is divided by {words} instead of log(max_distance / max_exact)"
+            yield told, _bucket(relative, both, buckets, farthest, start=start)
+    if both:
+        told = "the number of buckets is not halved before half of them are made exact"
+        yield told, _bucket(relative, both, buckets, farthest, halved=False)
+    for words, exactly in (
+        ("a quarter", lambda n: n // 4),
+        ("all but one", lambda n: n - 1),
+        ("a third", lambda n: n // 3),
+    ):
+        yield f"{words} of the buckets are exact, not half", _bucket(relative, both, buckets, farthest, exactly=exactly)
+    for rule in ("ceil", "round"):
+        yield (
+            f"the logarithmic bucket is rounded ({rule}) instead of cut off (floor)",
+            _bucket(relative, both, buckets, farthest, rule=rule),
+        )
+    yield (
+        "the last bucket is never reached: buckets end one too early",
+        _bucket(relative, both, buckets, farthest, last=2),
+    )
+    yield "every distance is counted one too far", _bucket(relative, both, buckets, farthest, step=1)
+    for other in sorted({buckets // 2, 2 * buckets, buckets - 1, buckets + 1, 16, 32, 64} - {buckets}):
+        if other > 3 and farthest > (other // 4 if both else other // 2):
+            told = f"there are {other} buckets instead of {buckets}"
+            yield told, t5_bucket(relative, bidirectional=both, num_buckets=other, max_distance=farthest)
+    # half of max_distance is what log(max_distance / num_buckets) comes to
+    for other in sorted({2 * farthest, buckets * 4, 32, 64, 128, 256} - {farthest, farthest // 2}):
+        if other > buckets:
+            told = f"the last bucket begins at distance {other} instead of {farthest} (max_distance)"
+            yield told, t5_bucket(relative, bidirectional=both, num_buckets=buckets, max_distance=other)
+    yield "buckets of equal width stand in place of logarithmic ones", _linear(relative, both, buckets, farthest)
+    yield "there are no logarithmic buckets: distances are clipped", _clipped(relative, both, buckets)
+
+
+def _linear(relative: Tensor, both: bool, buckets: int, farthest: int) -> Tensor:
+    buckets = buckets // 2 if both else buckets
+    distance = relative.abs() if both else (-relative).clamp(min=0)
+    bucket = (relative > 0).long() * buckets if both else torch.zeros_like(relative)
+    return bucket + (distance * buckets // farthest).clamp(max=buckets - 1)
+
+
+def _clipped(relative: Tensor, both: bool, buckets: int) -> Tensor:
+    side = buckets // 2 if both else buckets
+    distance = relative.abs() if both else (-relative).clamp(min=0)
+    return ((relative > 0).long() * side if both else 0) + distance.clamp(max=side - 1)
+
+
+def bucket_cause(bias: Tensor, both: bool, buckets: int, farthest: int) -> str | None:
+    """Name the one wrong rule under which pairs share a bias exactly where they share a bucket.
+
+    Args:
+        bias: `[H, T, T]`, long enough that the last bucket is reached.
+        both: whether past and future are told apart.
+        buckets: declared number.
+        farthest: declared distance of the last bucket.
+    """
+    length = bias.shape[-1]
+    rows = sorted({0, length // 2, length - 1})
+    relative = torch.stack([torch.arange(length) - at for at in rows])
+    seen = _partition(torch.stack([bias[:, at] for at in rows], dim=1).flatten(1))
+    right = t5_bucket(relative, bidirectional=both, num_buckets=buckets, max_distance=farthest)
+    fits = [
+        words
+        for words, guess in _wrong_buckets(relative, both, buckets, farthest)
+        if torch.equal(_partition(guess.flatten()[None]), seen)
+    ]
+    if torch.equal(_partition(right.flatten()[None]), seen):
+        return None
+    if fits:
+        return fits[0] if len(fits) == 1 else None
+    return _where_buckets_begin(bias, right, relative, length)
+
+
+def _where_buckets_begin(bias: Tensor, right: Tensor, relative: Tensor, length: int) -> str | None:
+    """Say at which distances into the past a new bucket begins, there and by rule."""
+    last = bias[:, -1].flip(-1)
+    begins = [d for d in range(1, length) if not torch.equal(last[:, d], last[:, d - 1])]
+    rule = right[-1].flip(-1)
+    wanted = [d for d in range(1, length) if int(rule[d]) != int(rule[d - 1])]
+    if begins == wanted:
+        return None
+    return f"into the past, buckets begin at distances {_listed(begins)}, by the rule at {_listed(wanted)}"
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:12])) + (" ..." if len(numbers) > 12 else "") if numbers else "none"
+
+
+def _partition(columns: Tensor) -> Tensor:
+    """Return `[N, N]`: which columns are equal."""
+    return (columns[:, :, None] == columns[:, None, :]).all(dim=0)
+
+
+def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
+    """Name the rule that gives slopes `[H]` that are not the published ones."""
+    heads = len(slopes)
+    index = torch.arange(1, heads + 1, dtype=torch.float64)
+    for words, guess in (
+        ("2^(-8i/h) although h is no power of two", 2.0 ** (-8 * index / heads)),
+        ("2^(-8i/h) with i from 0: the first slope is 1", 2.0 ** (-8 * (index - 1) / heads)),
+        ("the negative of the right ones: further is favoured", -expected),
+        ("those of the paper in the reverse order of heads", expected.flip(0)),
+        ("2^(-i): the exponent 8/h is missing", 2.0**-index),
+        ("2^(-8/h) in every head: the head's number is missing", (2.0 ** (-8 / torch.tensor(heads))).expand(heads)),
+        ("e^(-8i/h): the base is e instead of 2", (-8 * index / heads).exp()),
+        ("2^(-i/h): the factor 8 is missing", 2.0 ** (-index / heads)),
+        ("2^(-4i/h): the factor is 4 instead of 8", 2.0 ** (-4 * index / heads)),
+        ("2^(8i/h): the exponent has the wrong sign", 2.0 ** (8 * index / heads)),
+        ("8i/h: the power of 2 is missing", 8 * index / heads),
+        ("2^(-8i/(h+1))", 2.0 ** (-8 * index / (heads + 1))),
+        ("2^(-8i/(h-1)) with i from 0: the ends are included", 2.0 ** (-8 * (index - 1) / max(heads - 1, 1))),
+        ("1/i", 1 / index),
+        ("all 0: there is no bias", torch.zeros(heads)),
+    ):
+        if float((slopes - guess).abs().amax()) < 1e-5:
+            return f"the slopes are {words}"
+    ratio = slopes / expected
+    if float((ratio - ratio[0]).abs().amax()) < 1e-4 * abs(float(ratio[0])):
+        return f"all slopes are {float(ratio[0]):.4g} times those of the paper"
+    if torch.allclose(slopes.sort().values, expected.sort().values, atol=1e-5):
+        return "the slopes are those of the paper in another order of heads"
+    return None
