@@ -77,7 +77,8 @@ def test_rooms_import_downwards(path: Path) -> None:
 def test_every_room_has_its_place_and_is_no_hall(package: str) -> None:
     rooms = {p.parent.name: p.parent for p in (ROOT / package).glob("*/__init__.py")}
     assert set(rooms) == set(ROOMS[package])
-    for name, folder in rooms.items():
+    inner = {f"{p.parent.parent.name}/{p.parent.name}": p.parent for p in (ROOT / package).glob("*/*/__init__.py")}
+    for name, folder in (rooms | inner).items():
         files = sorted(p.name for p in folder.glob("*.py"))
         assert name in LARGE or len(files) <= 13, f"{name}/ holds {files}"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))), name

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.attention.kernels import kernel_opinion
+from veriformer.properties.diagnosis.attention.modules import module_opinion
 from veriformer.properties.diagnosis.batches import TOKENWISE
-from veriformer.properties.diagnosis.gradients import gradient_opinion
-from veriformer.properties.diagnosis.kernels import kernel_opinion
-from veriformer.properties.diagnosis.modules import module_opinion
-from veriformer.properties.diagnosis.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
+from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
 from veriformer.properties.diagnosis.precision import precision_cause
 from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion

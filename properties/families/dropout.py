@@ -13,7 +13,7 @@ from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.dropped_masks import wrong_dropped_gradient
+from veriformer.properties.diagnosis.derivatives.dropped_masks import wrong_dropped_gradient
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds

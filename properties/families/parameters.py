@@ -18,7 +18,7 @@ from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.registered import tying_cause, untied_cause
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.unused_parts import why_not_connected
+from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module

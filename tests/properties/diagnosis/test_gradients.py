@@ -134,7 +134,7 @@ def wrongly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 def test_where_the_output_is_wrong_no_backward_is_blamed() -> None:
     told = cause(attention(wrongly))
     assert "cuts" not in told
-    assert told.startswith("the gradient of input 0, input 1 is not the derivative")
+    assert "the denominator is wrong" in told
 
 
 class Linear2(nn.Module):

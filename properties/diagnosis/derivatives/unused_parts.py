@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
-from veriformer.properties.diagnosis.gradient_parts import kept_from_an_earlier_call
-from veriformer.properties.diagnosis.gradients import wrong_gradient
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.derivatives.gradient_parts import kept_from_an_earlier_call
+from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.engine.case import Case
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
-from veriformer.properties.diagnosis.gradients import wrong_gradient
-from veriformer.properties.diagnosis.own_backwards import wrong_backward
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
+from veriformer.properties.diagnosis.derivatives.own_backwards import wrong_backward
 from veriformer.properties.engine.case import Case
 
 _RATE = 0.5

@@ -8,8 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.differentiating import Sizes, setting
-from veriformer.properties.diagnosis.graph_cuts import Cut, is_of_the_subject
+from veriformer.properties.diagnosis.derivatives.differentiating import Sizes, setting
+from veriformer.properties.diagnosis.derivatives.graph_cuts import Cut, is_of_the_subject
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.subject import Subject

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.weights import Read
+from veriformer.properties.diagnosis.attention.weights import Read
 
 _NOTHING = 1e-30  # a visible key may have a small weight, a hidden one has none
 

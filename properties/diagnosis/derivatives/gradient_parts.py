@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
-from veriformer.properties.diagnosis.gradient_formulas import told_by_formula
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.derivatives.gradient_formulas import told_by_formula
 from veriformer.properties.engine.case import Case
 
 _MOST = 80  # parts of a model that are looked at

@@ -14,7 +14,7 @@ from torch import Tensor
 from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.losses import loss_oracle
-from veriformer.properties.diagnosis.differentiating import Setting
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
 

@@ -16,9 +16,9 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_bound, attention_oracle
-from veriformer.properties.diagnosis.normed import normed_over
-from veriformer.properties.diagnosis.seen import seen
-from veriformer.properties.diagnosis.weights import Read, weighed, whose
+from veriformer.properties.diagnosis.attention.normed import normed_over
+from veriformer.properties.diagnosis.attention.seen import seen
+from veriformer.properties.diagnosis.attention.weights import Read, weighed, whose
 from veriformer.properties.engine.attending import hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation

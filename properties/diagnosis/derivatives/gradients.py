@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.differentiating import Setting, Sizes, setting
-from veriformer.properties.diagnosis.gradient_formulas import output_is_right, told_by_formula
-from veriformer.properties.diagnosis.gradient_functions import argument_names, factor_told, told_of_function
-from veriformer.properties.diagnosis.gradient_parts import kept_from_an_earlier_call, wrong_part
-from veriformer.properties.diagnosis.graph_cuts import HOOK, Cut, CutWatch, decisive_cuts
-from veriformer.properties.diagnosis.own_backwards import Applied, applied_functions, wrong_backward
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.derivatives.gradient_formulas import output_is_right, told_by_formula
+from veriformer.properties.diagnosis.derivatives.gradient_functions import argument_names, factor_told, told_of_function
+from veriformer.properties.diagnosis.derivatives.gradient_parts import kept_from_an_earlier_call, wrong_part
+from veriformer.properties.diagnosis.derivatives.graph_cuts import HOOK, Cut, CutWatch, decisive_cuts
+from veriformer.properties.diagnosis.derivatives.own_backwards import Applied, applied_functions, wrong_backward
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 

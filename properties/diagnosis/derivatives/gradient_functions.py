@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veriformer.properties.diagnosis.differentiating import Setting, factor_in_words
-from veriformer.properties.diagnosis.gradient_formulas import told_by_formula
-from veriformer.properties.diagnosis.own_backwards import Applied
+from veriformer.properties.diagnosis.derivatives.differentiating import Setting, factor_in_words
+from veriformer.properties.diagnosis.derivatives.gradient_formulas import told_by_formula
+from veriformer.properties.diagnosis.derivatives.own_backwards import Applied
 from veriformer.properties.engine.case import Case
 
 _PARTNERS = ("the queries", "the keys", "the values")

@@ -15,8 +15,8 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.attention import project
-from veriformer.properties.diagnosis.seen import seen
-from veriformer.properties.diagnosis.weights import Read, weighed, whose
+from veriformer.properties.diagnosis.attention.seen import seen
+from veriformer.properties.diagnosis.attention.weights import Read, weighed, whose
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.facts import attention_scale
