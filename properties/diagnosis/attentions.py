@@ -1,6 +1,7 @@
-"""The attentions of a running model: queries, keys, values and weights, as products and softmaxes show them.
+"""The attentions of a running model: queries, keys, values and weights, read off its products.
 
-Works where a model calls torch's softmax on a product, or the fused `scaled_dot_product_attention`; a kernel of its own
+A product of two batched tensors whose result, normalised somehow, is a factor of another: those are the scores, and
+that other gives the values their weights. The fused `scaled_dot_product_attention` is read, too; a kernel of its own
 shows nothing.
 """
 
@@ -19,19 +20,19 @@ _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 @dataclass
 class Attended:
-    """One softmax over the scores of queries and keys; the leading axes are those of the model.
+    """One attention; the leading axes are those of the model.
 
     Attributes:
         weights: `[..., T, S]`.
-        query: `[..., T, K]`; None where no product with the scores' shape was seen.
+        query: `[..., T, K]`.
         key: `[..., S, K]`.
-        value: `[..., S, E]`; None where the weights meet no product.
+        value: `[..., S, E]`.
     """
 
     weights: Tensor
-    query: Tensor | None = None
-    key: Tensor | None = None
-    value: Tensor | None = None
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -45,95 +46,85 @@ class AttentionWatch(TorchFunctionMode):
         super().__init__()
         self.seen: list[Attended] = []
         self._products: list[tuple[torch.Size, Tensor, Tensor]] = []
-        self._open: Attended | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, given = getattr(func, "__name__", ""), kwargs or {}
+        result = func(*args, **given)
         if name == "scaled_dot_product_attention":
             self._note_fused(*args, **given)
-            return func(*args, **given)
-        result = func(*args, **given)
-        if name in _PRODUCTS and isinstance(result, Tensor) and result.ndim >= 3:
+        elif name in _PRODUCTS and isinstance(result, Tensor) and result.ndim >= 3:
             self._note_product(name, args, given, result)
-        if name == "softmax" and isinstance(result, Tensor) and result.ndim >= 3 and _is_last_axis(args, given):
-            self._note_softmax(result)
         return result
 
     def _note_fused(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **given: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> None:
-        repeats = query.shape[-3] // key.shape[-3] if given.get("enable_gqa") else 1
-        keys = key.repeat_interleave(repeats, -3) if repeats > 1 else key
-        scale = given.get("scale") or query.shape[-1] ** -0.5
-        scores = query.detach().double() @ keys.detach().double().transpose(-2, -1) * scale
-        if given.get("is_causal") or (len(_) > 1 and _[1]):
+        del dropout_p
+        if enable_gqa:
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+        scores = query.detach().double() @ key.detach().double().transpose(-2, -1)
+        scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask.detach().double()
-        self.seen.append(Attended(scores.softmax(-1), *(x.detach().clone() for x in (query, keys, value))))
+        if attn_mask is not None:
+            hidden = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask.detach().double()
+        self.seen.append(Attended(scores.softmax(-1), *(x.detach().clone() for x in (query, key, value))))
 
     def _note_product(self, name: str, args: Any, given: dict[str, Any], result: Tensor) -> None:
-        if name == "einsum":
-            self._note_einsum(args, result)
+        operands = _einsum(args) if name == "einsum" else _product(name, args, given)
+        if operands is None:
             return
-        tensors = [a for a in (*args, *given.values()) if isinstance(a, Tensor)]
-        if name == "baddbmm":
-            tensors = tensors[1:]
-        if len(tensors) != 2 or min(t.ndim for t in tensors) < 2:
-            return
-        left, right = tensors
-        if self._open is not None and left.shape[-2:] == self._open.weights.shape[-2:]:
-            self._open.value, self._open = right.detach().clone(), None
-            return
-        self._keep(result.shape, left, right.transpose(-2, -1))
-
-    def _note_einsum(self, args: Any, result: Tensor) -> None:
-        if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
-            return
-        operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
-        sides, out = args[0].replace(" ", "").split("->")
-        letters = sides.split(",")
-        if len(letters) != 2 or len(operands) != 2:
-            return
-        summed = [c for c in letters[0] if c in letters[1] and c not in out]
-        if len(summed) != 1 or len(out) < 3:
-            return
-        length = operands[1].shape[letters[1].index(summed[0])]
-        if self._open is not None and operands[0].shape[-1] == self._open.weights.shape[-1] == length:
-            last = next((c for c in reversed(out) if c in letters[1] and c not in letters[0]), None)
-            if last is not None:
-                self._open.value = _ordered(operands[1], letters[1], out.replace(last, "") + summed[0] + last)
-                self._open = None
-            return
-        wanted = out + summed[0]
-        self._keep(result.shape, _ordered(operands[0], letters[0], wanted), _ordered(operands[1], letters[1], wanted))
-
-    def _keep(self, shape: torch.Size, query: Tensor, key: Tensor) -> None:
-        self._products.append((shape, query.detach().clone(), key.detach().clone()))
-        del self._products[:-4]  # the product that a softmax belongs to is among the last few
-
-    def _note_softmax(self, weights: Tensor) -> None:
-        found = Attended(weights.detach().clone())
+        left, right, value = operands
         for shape, query, key in reversed(self._products):
-            if shape[-2:] == weights.shape[-2:] and shape.numel() == weights.numel():
-                found.query, found.key = query, key
-                break
-        if found.query is not None:
-            self.seen.append(found)
-            self._open = found
+            fits = shape[-2:] == left.shape[-2:] and shape.numel() == left.numel()
+            if fits and value.shape[-2] == left.shape[-1] and bool((left >= 0).all()):
+                self.seen.append(Attended(left.detach().clone(), query, key, value.detach().clone()))
+                self._products.clear()
+                return
+        self._products.append((result.shape, left.detach().clone(), right.detach().clone()))
+        del self._products[:-4]  # the product that weights are made of is among the last few
 
 
-def _is_last_axis(args: Any, given: dict[str, Any]) -> bool:
-    axis = given.get("dim", args[1] if len(args) > 1 else None)
-    return axis == -1 or (isinstance(axis, int) and axis == args[0].ndim - 1)
+def _product(name: str, args: Any, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the operands of `left right` as queries, as keys and, the second, as values."""
+    tensors = [a for a in (*args, *given.values()) if isinstance(a, Tensor)]
+    tensors = tensors[1:] if name == "baddbmm" else tensors
+    if len(tensors) != 2 or min(t.ndim for t in tensors) < 3:
+        return None
+    return tensors[0], tensors[1].transpose(-2, -1), tensors[1]
 
 
-def _ordered(value: Tensor, have: str, want: str) -> Tensor:
+def _einsum(args: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
+        return None
+    operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
+    sides, out = args[0].replace(" ", "").split("->")
+    letters = sides.split(",")
+    if len(letters) != 2 or len(out) < 3:
+        return None
+    summed = [c for c in letters[0] if c in letters[1] and c not in out]
+    if len(summed) != 1 or min(len(own) for own in letters) < 3:
+        return None
+    left, right = letters
+    wanted = out + summed[0]
+    shared = [c for c in left if c in right and c != summed[0]]
+    rest = [c for c in right if c not in left]
+    return _ordered(operands[0], left, wanted), _ordered(operands[1], right, wanted), _ordered(operands[1], right, [*shared, summed[0], *rest])
+
+
+def _ordered(value: Tensor, have: str, want: str | list[str]) -> Tensor:
     """Return a tensor with its axes in another order; letters that it does not have are left out."""
-    order = [c for c in want if c in have]
-    return value.permute([have.index(c) for c in order]) if len(order) == len(have) else value
+    return value.permute([have.index(c) for c in want if c in have])
 
 
 def attentions(run: Callable[[], object]) -> list[Attended]:

@@ -114,7 +114,7 @@ def _samples(value: Tensor) -> Tensor | None:
 def _taken_from(first: Attended, second: Attended, part: str) -> list[int] | None:
     """Return for each sample whose rows of the first chunk it attends to in the second; -1: nobody's."""
     one, two = getattr(first, part), getattr(second, part)
-    if one is None or two is None or two.shape[-2] < _PAST + _NEW:
+    if two.shape[-2] < _PAST + _NEW:
         return None
     kept, now = _samples(one), _samples(two[..., :_PAST, :])
     if kept is None or now is None or kept.shape != now.shape:
@@ -134,20 +134,25 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _mask_cause(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
-    """Tell which past mask is used after a reordering that is right without one."""
+    """Tell which past mask is used after a reordering that is right without one: which tokens are not seen."""
     mask = torch.ones_like(x, dtype=torch.bool)
     mask[0, : _PAST - 1] = False
     mask[1, :1] = False
-    mixed = torch.cat([x[order, :_PAST], x[:, _PAST:]], dim=1)
-    got = runs.cached(x, [_PAST, _NEW], mask, reorder=order)
-    for past, told in (
-        (mask[order, :_PAST], None),
-        (mask[:, :_PAST], "keys and values are reordered, the padding mask of the past is not"),
-        (mask[torch.tensor(_INVERSE, device=x.device), :_PAST], "the padding mask of the past follows the inverse order"),
-        (torch.ones_like(mask[:, :_PAST]), "after a reordering the padding mask of the past is forgotten"),
-    ):
-        whole = runs.whole(mixed, torch.cat([past, mask[:, _PAST:]], dim=1))
-        seen = past.any(dim=1)  # whose past is all padding has no keys to compare
-        if not runs.wrong(got[seen, _PAST:], whole[seen, _PAST:]):
-            return told
-    return None
+    before = runs.cached(x, [_PAST, _NEW], mask, reorder=order)[:, _PAST:]
+    seen = torch.zeros(len(_ORDER), _PAST, dtype=torch.bool)  # of the past of the sample that each was taken from
+    for place in range(_PAST):
+        changed = x.clone()
+        changed[:, place] = (x[:, place] + 1) % runs.built.config.vocab_size
+        after = runs.cached(changed, [_PAST, _NEW], mask, reorder=order)[:, _PAST:]
+        seen[:, place] = ((after - before).abs().amax(dim=(1, 2)) > runs.limit(before)).cpu()
+    past, taken = mask[:, :_PAST].cpu(), torch.tensor(_ORDER)
+    inside = past[taken]
+    padding = ~inside  # in the sample that a past was taken from; elsewhere later tokens hold what is hidden now
+    if not bool(seen[padding].any()):
+        return None
+    told = {
+        "keys and values are reordered with the beams, the padding mask of the past is not": past,
+        "the padding mask of the past follows the inverse of the order": past[torch.tensor(_INVERSE)],
+        "after a reordering the padding mask of the past is forgotten": torch.ones_like(past),
+    }
+    return next((text for text, used in told.items() if bool((seen[padding] == used[padding]).all())), None)

@@ -86,9 +86,10 @@ def _unseen(runs: CachedRuns) -> str | None:
     single, chunked = [1] * length, [first, length - first]
     steps = runs.wrong(runs.cached(x, single), expected)
     whole = runs.wrong(runs.cached(x, [length]), expected)
-    if whole and (told := _one_chunk(runs, x, allowed, steps_right=not steps)):
+    by_step = runs.seen(single, x)
+    if whole and not bool((allowed & ~by_step).any()) and (told := _one_chunk(runs, x, allowed, steps_right=not steps)):
         return told
-    by_step, by_chunk = runs.seen(single, x), runs.seen(chunked, x)
+    by_chunk = runs.seen(chunked, x)
     ahead = by_chunk & ~allowed & torch.ones_like(allowed).triu(1)
     if bool(ahead.any()):
         reach = sorted({s - t for t, s in ahead.nonzero().tolist()})
@@ -174,6 +175,11 @@ def _lost(runs: CachedRuns, x: Tensor, seen: Tensor, allowed: Tensor) -> str | N
                 "left (row 0), not to the last key"
             )
     rows = [t for t in range(length) if bool(missing[t].any())]
+    if len(distances) == 1:
+        return (
+            f"from step {rows[0]} on cached steps do not see the token {distances[0]} before them, all others that "
+            "they should: that entry of the cache is lost, overwritten or hidden"
+        )
     return (
         f"from step {rows[0]} on cached steps do not see {int(missing.sum())} of {int(allowed.sum())} tokens that "
         "they should: entries of the cache are lost or hidden"

@@ -12,7 +12,8 @@ from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, attentions
 from veriformer.properties.diagnosis.runs import BATCH, CachedRuns
 
-_NEAR = 1e-3  # of the size of a tensor: keys of other tokens and positions are further apart by far
+_NEAR = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of a tensor: far above rounding
+_LEAST = 1e-6  # a weight below is that of a hidden key
 
 
 @dataclass
@@ -50,40 +51,45 @@ def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     steps = steps_of(attentions(lambda: runs.cached(x, sizes)), len(whole))
     if steps is None or sum(step.size for step in steps) != sum(sizes):
         return None
-    held: dict[tuple[int, int], int] = {}
+    short = attentions(lambda: runs.whole(x[:, : sum(sizes) // 2 + 1]))
+    if short and short[0].key.shape[:-2] == whole[0].key.shape[:-2]:
+        rows = rows_of(short[0].key, whole[0].key)
+        if rows != list(range(len(rows))):
+            return (
+                "the keys of the whole run depend on how long the sequence is (dynamic rotary positions, say), those in "
+                "the cache stay as they were when they were stored"
+            )
     for number, step in enumerate(steps):
         for layer, (got, expected) in enumerate(zip(step.layers, whole, strict=True)):
             told = _differs(runs, steps, number, layer, got, expected)
             if told:
                 where = f"; first seen in attention {layer + 1} of {len(whole)}" if layer else ""
                 return told + where
-            held[number, layer] = got.weights.shape[-1]
-    return _left_out(runs, x, sizes)
+    return _left_out(runs, sizes)
 
 
 def _differs(
     runs: CachedRuns, steps: list[Step], number: int, layer: int, got: Attended, expected: Attended
 ) -> str | None:
-    if got.query is None or got.key is None or expected.query is None or expected.key is None:
-        return None
+    sizes = [step.size for step in steps]
     step = steps[number]
     end, many = step.start + step.size, got.key.shape[-2]
-    begins = f"chunk {number + 1}, behind {step.start} cached tokens"
+    begins = f"chunk {number + 1}, behind {step.start} cached token{'s' * (step.start != 1)}"
     if got.query.shape[:-2] != expected.query.shape[:-2]:
         return None
     queries = rows_of(got.query, expected.query)
     keys = rows_of(got.key, expected.key)
-    values = None if got.value is None or expected.value is None else rows_of(got.value, expected.value)
+    values = rows_of(got.value, expected.value)
     new, past = keys[-step.size :], keys[: many - step.size]
     wanted = list(range(step.start, end))
-    if values is not None and values[-step.size :] != wanted and new != wanted and queries != wanted:
-        return _positions(runs, "embeddings", layer) or _other_input(begins)
+    if values[-step.size :] != wanted and new != wanted and queries != wanted:
+        return _positions(runs, "embeddings", layer) or _left_out(runs, sizes) or _other_input(begins, layer)
     if queries != wanted or new != wanted:
         turned = "queries and keys" if queries != wanted and new != wanted else "queries" if new == wanted else "keys"
         return _positions(runs, turned, layer)
     known = list(range(step.start - len(past), step.start))
-    if values is not None and values[: len(past)] != known and past == known:
-        if got.value is not None and got.value.shape == got.key.shape and _agree(
+    if values[: len(past)] != known and past == known:
+        if got.value.shape == got.key.shape and _agree(
             got.value[..., : len(past), :], expected.key[..., : len(past), :]
         ):
             return f"in {begins}, the past values are the keys of those tokens: keys are stored for values"
@@ -101,14 +107,14 @@ def _past_keys(
     layer: int,
     past: list[int],
     known: list[int],
-    values: list[int] | None,
+    values: list[int],
 ) -> str | None:
     strange = [i for i, place in enumerate(past) if place < 0]
     if not strange:
-        if values is not None and values[: len(past)] == past:
+        if values[: len(past)] == past:
             return f"in {begins}, the cache holds the tokens {past}, not {known}"
         return f"in {begins}, the cached keys are those of the tokens {past}, not {known}"
-    values_right = values is None or values[: len(past)] == known
+    values_right = values[: len(past)] == known
     if not values_right:
         return f"in {begins}, neither the past keys nor the past values are those of these tokens"
     places = _places(runs, [s.size for s in steps], layer, lambda a: a.key)
@@ -134,15 +140,15 @@ def _weights(begins: str, got: Attended, expected: Attended, step: Step) -> str 
     if got.weights.shape[:-2] != expected.weights.shape[:-2]:
         return None
     right = expected.weights[..., step.start : end, end - many : end]
-    if _agree(got.weights, right) and float(right.sum(-1).min()) > 1 - _NEAR:
+    if _agree(got.weights, right) and float(right.sum(-1).min()) > 1 - _LEAST:
         return None
-    more = (got.weights > _NEAR**2) & (right <= _NEAR**2)
-    less = (got.weights <= _NEAR**2) & (right > _NEAR**2)
+    more = (got.weights > _LEAST) & (right <= _LEAST)
+    less = (got.weights <= _LEAST) & (right > _LEAST)
     if bool(more.any()) or bool(less.any()):
         at = sorted({end - many + s for *_, s in (more | less).nonzero().tolist()})
         kind = "are seen that must not be" if bool(more.any()) else "are hidden"
         return f"in {begins}, queries, keys and values are right, and keys {at} {kind}: the mask is wrong there"
-    if float(right.sum(-1).min()) < 1 - _NEAR:
+    if float(right.sum(-1).min()) < 1 - _LEAST:
         return f"in {begins}, the cache holds {many} keys, and the whole run gives weight to more"
     return (
         f"in {begins}, queries, keys, values and mask are right, and the weights are not: "
@@ -154,7 +160,7 @@ def _positions(runs: CachedRuns, what: str, layer: int) -> str | None:
     """Read the positions that new tokens are given off a sequence of one token repeated: they alone tell it apart."""
     read: list[tuple[int, int, list[int]]] = []
     sizes = [3, 1, 2, 1, 1]
-    pick: Callable[[Attended], Tensor | None] = (lambda a: a.key) if what == "keys" else (lambda a: a.query)
+    pick: Callable[[Attended], Tensor] = (lambda a: a.key) if what == "keys" else (lambda a: a.query)
     places = _places(runs, sizes, layer, pick)
     if places is None:
         return None
@@ -182,6 +188,8 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
         return "chunks are counted, not tokens"
     if later == [s for _, s, _ in read[:-1]]:
         return "positions start at the length of the chunk before, not at that of all before"
+    if later == [n + s for n, s, _ in read[1:]]:
+        return "the count of cached tokens is advanced by the chunk before its positions are made"
     steps = {start - n for n, start in zip(past, later, strict=True)}
     if len(steps) == 1:
         off = steps.pop()
@@ -210,7 +218,7 @@ def _run(places: list[int]) -> str:
 
 
 def _places(
-    runs: CachedRuns, sizes: Sequence[int], layer: int, pick: Callable[[Attended], Tensor | None]
+    runs: CachedRuns, sizes: Sequence[int], layer: int, pick: Callable[[Attended], Tensor]
 ) -> list[list[int]] | None:
     """Return, for each chunk, at which positions its rows stand, on one token repeated; -1: at none of the table."""
     longest = int(min(runs.case.subject.fact("max_len", 64), runs.built.config.max_len, 24))
@@ -220,19 +228,26 @@ def _places(
     if steps is None or len(steps) != len(sizes) or layer >= len(table):
         return None
     known = pick(table[layer])
-    if known is None or rows_of(known, known) != list(range(longest)):
+    if rows_of(known, known) != list(range(longest)):
         return None  # positions do not show in this layer
     found = []
     for step in steps:
         rows = pick(step.layers[layer])
-        if rows is None or rows.shape[:-2] != known.shape[:-2]:
+        if rows.shape[:-2] != known.shape[:-2]:
             return None
         found.append(rows_of(rows, known))
     return found
 
 
-def _other_input(begins: str) -> str:
-    return f"in {begins}, queries, keys and values of the new tokens are all other ones: what enters the layer is wrong"
+def _other_input(begins: str, layer: int) -> str:
+    what = "attention 1 is given another input" if not layer else f"attention {layer} is right, {layer + 1} is not"
+    where = "embeddings or positions are" if not layer else "what lies between the two is"
+    return f"in {begins}, {what} (queries, keys and values of the new tokens): {where} other ones with the cache"
+
+
+def near(value: Tensor) -> float:
+    """Return how far apart, relative to the size of a tensor, is the same."""
+    return _NEAR.get(value.dtype, 2e-2)
 
 
 def rows_of(got: Tensor, expected: Tensor) -> list[int]:
@@ -242,17 +257,18 @@ def rows_of(got: Tensor, expected: Tensor) -> list[int]:
     if left.shape[1] != right.shape[1]:
         return [-1] * len(left)
     apart = torch.cdist(left, right, p=torch.inf)
-    near, place = apart.min(dim=1)
-    limit = _NEAR * size_of(right)
-    return [int(p) if float(d) <= limit else -1 for d, p in zip(near, place, strict=True)]
+    nearest, place = apart.min(dim=1)
+    limit = near(got) * size_of(right)
+    return [int(p) if float(d) <= limit else -1 for d, p in zip(nearest, place, strict=True)]
 
 
 def _agree(got: Tensor, expected: Tensor) -> bool:
-    return got.shape == expected.shape and bool(((got - expected).abs() <= _NEAR * size_of(expected)).all())
+    return got.shape == expected.shape and bool(((got - expected).abs() <= near(got) * size_of(expected)).all())
 
 
-def _left_out(runs: CachedRuns, x: Tensor, sizes: Sequence[int]) -> str | None:
+def _left_out(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     """Name a module that the whole run calls and later chunks do not."""
+    x = runs.tokens(2, sum(sizes))
     whole, model = runs.clean(), runs.clean()
     if not isinstance(model.module, nn.Module):
         return None
@@ -264,7 +280,7 @@ def _left_out(runs: CachedRuns, x: Tensor, sizes: Sequence[int]) -> str | None:
     name = less[0]
     part = f"{name} ({type(dict(model.module.named_modules())[name]).__name__})"
     when = "is not called on the cached path" if not given.get(name) else "is called in the first chunk alone"
-    return f"all attentions of the cached run are right; {part}, which the whole run calls, {when}"
+    return f"{part}, which the whole run calls, {when}; all that is attended before is right"
 
 
 def _calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]:

@@ -58,15 +58,15 @@ def _positions(runs: CachedRuns) -> str | None:
     table = attentions(lambda: runs.whole(token))[:1]
     whole = attentions(lambda: runs.whole(token[:, :length], mask))
     steps = steps_of(attentions(lambda: runs.cached(token[:, :length], _SIZES, mask)), len(whole))
-    if steps is None or not table or table[0].query is None or [s.size for s in steps] != list(_SIZES):
+    if steps is None or not table or [s.size for s in steps] != list(_SIZES):
         return None
     known, right = table[0].query, whole[0].query
-    if right is None or right.shape[:-2] != known.shape[:-2] or rows_of(known, known) != list(range(longest)):
+    if right.shape[:-2] != known.shape[:-2] or rows_of(known, known) != list(range(longest)):
         return None
     wanted = rows_of(right, known)
     for number, step in enumerate(steps):
         query = step.layers[0].query
-        if query is None or query.shape[:-2] != known.shape[:-2]:
+        if query.shape[:-2] != known.shape[:-2]:
             return None
         skip = max(0, _PADS - step.start)
         got, there = rows_of(query, known)[skip:], wanted[step.start + skip : step.start + step.size]

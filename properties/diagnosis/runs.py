@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
@@ -25,7 +27,8 @@ class CachedRuns:
     """
 
     def __init__(self, case: Case, built: Built) -> None:
-        self.case, self.built = case, built
+        widest = judged_dtypes(case.bench)[-1]
+        self.case, self.built = case, replace(built, dtype=widest if case.subject.module is None else built.dtype)
         self.generator = torch.Generator().manual_seed(11)
         longest = int(min(case.subject.fact("max_len", 64), built.config.max_len))
         self.window = case.subject.fact("window")
