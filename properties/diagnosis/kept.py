@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, attentions
-from veriformer.properties.diagnosis.runs import BATCH, CachedRuns
+from veriformer.properties.diagnosis.runs import BATCH, CachedRuns, module_calls
 
 _NEAR = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of a tensor: far above rounding
 _LEAST = 1e-6  # a weight below is that of a hidden key
@@ -272,8 +272,8 @@ def _left_out(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     whole, model = runs.clean(), runs.clean()
     if not isinstance(model.module, nn.Module):
         return None
-    usual = _calls(whole.module, lambda: runs.case.call(whole, x))
-    given = _calls(model.module, lambda: runs.cached(x, sizes, on=model))
+    usual = module_calls(whole.module, lambda: runs.case.call(whole, x))
+    given = module_calls(model.module, lambda: runs.cached(x, sizes, on=model))
     less = [name for name, count in usual.items() if given.get(name, 0) < count * len(sizes) and name]
     if not less or any(given.get(n, 0) not in (0, usual[n]) for n in less):
         return None
@@ -281,22 +281,3 @@ def _left_out(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     part = f"{name} ({type(dict(model.module.named_modules())[name]).__name__})"
     when = "is not called on the cached path" if not given.get(name) else "is called in the first chunk alone"
     return f"{part}, which the whole run calls, {when}; all that is attended before is right"
-
-
-def _calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            counts[name] = counts.get(name, 0) + 1
-
-        return hook
-
-    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return counts

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
@@ -92,3 +92,23 @@ class CachedRuns:
         output = output.unflatten(0, (length + 1, batch))
         moved = (output[:-1] - output[-1:]).abs().amax(dim=(1, 3))  # [S, T]
         return (moved > self.limit(output[-1])).T.cpu()
+
+
+def module_calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    """Return how often each module is called while something runs."""
+    counts: dict[str, int] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            counts[name] = counts.get(name, 0) + 1
+
+        return hook
+
+    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts
