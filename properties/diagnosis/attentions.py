@@ -84,27 +84,27 @@ class AttentionWatch(TorchFunctionMode):
         operands = _einsum(args) if name == "einsum" else _product(name, args, given)
         if operands is None:
             return
-        left, right, value = operands
+        left, right, weights, value = operands
         for shape, query, key in reversed(self._products):
-            fits = shape[-2:] == left.shape[-2:] and shape.numel() == left.numel()
-            if fits and value.shape[-2] == left.shape[-1] and bool((left >= 0).all()):
-                self.seen.append(Attended(left.detach().clone(), query, key, value.detach().clone()))
+            fits = shape[-2:] == weights.shape[-2:] and shape.numel() == weights.numel()
+            if fits and value.shape[-2] == weights.shape[-1] and bool((weights >= 0).all()):
+                self.seen.append(Attended(weights.detach().clone(), query, key, value.detach().clone()))
                 self._products.clear()
                 return
         self._products.append((result.shape, left.detach().clone(), right.detach().clone()))
         del self._products[:-4]  # the product that weights are made of is among the last few
 
 
-def _product(name: str, args: Any, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the operands of `left right` as queries, as keys and, the second, as values."""
+def _product(name: str, args: Any, given: dict[str, Any]) -> tuple[Tensor, ...] | None:
+    """Return the operands of a product as queries and keys, and as weights and values."""
     tensors = [a for a in (*args, *given.values()) if isinstance(a, Tensor)]
     tensors = tensors[1:] if name == "baddbmm" else tensors
     if len(tensors) != 2 or min(t.ndim for t in tensors) < 3:
         return None
-    return tensors[0], tensors[1].transpose(-2, -1), tensors[1]
+    return tensors[0], tensors[1].transpose(-2, -1), tensors[0], tensors[1]
 
 
-def _einsum(args: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+def _einsum(args: Any) -> tuple[Tensor, ...] | None:
     if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
         return None
     operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
@@ -119,7 +119,9 @@ def _einsum(args: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     wanted = out + summed[0]
     shared = [c for c in left if c in right and c != summed[0]]
     rest = [c for c in right if c not in left]
-    return _ordered(operands[0], left, wanted), _ordered(operands[1], right, wanted), _ordered(operands[1], right, [*shared, summed[0], *rest])
+    queries, keys = _ordered(operands[0], left, wanted), _ordered(operands[1], right, wanted)
+    weights = _ordered(operands[0], left, [*(c for c in left if c != summed[0]), summed[0]])
+    return queries, keys, weights, _ordered(operands[1], right, [*shared, summed[0], *rest])
 
 
 def _ordered(value: Tensor, have: str, want: str | list[str]) -> Tensor:

@@ -27,9 +27,8 @@ def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
     runs = CachedRuns(case, built)
     x = runs.tokens(len(_ORDER), _PAST + _NEW)
     order = torch.tensor(_ORDER, device=x.device)
-    given = {"reorder": order}
     mixed = torch.cat([x[order, :_PAST], x[:, _PAST:]], dim=1)
-    got = runs.cached(x, [_PAST, _NEW], **given)[:, _PAST:]
+    got = runs.cached(x, [_PAST, _NEW], reorder=order)[:, _PAST:]
     if not runs.wrong(got, runs.whole(mixed)[:, _PAST:]):
         return None if mask is None else _mask_cause(runs, x, order)
     shown = _whose(runs, x, order)

@@ -151,7 +151,7 @@ def _lost(runs: CachedRuns, x: Tensor, seen: Tensor, allowed: Tensor) -> str | N
     columns = [s for s in range(length) if bool(missing[:, s].any())]
     whole_columns = [s for s in columns if bool((missing[:, s] == below[:, s]).all())]
     if columns == whole_columns:
-        named = {(0,): "the first token"}.get(tuple(columns), f"tokens {', '.join(map(str, columns))}")
+        named = "the first token" if columns == [0] else f"tokens {', '.join(map(str, columns))}"
         return f"no later chunk sees {named} of the past, all others are seen: it is dropped from the cache, or hidden"
     distances = sorted({t - s for t, s in missing.nonzero().tolist()})
     kept = [t - s for t, s in (seen & below).nonzero().tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,10 +30,11 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
     runs = CachedRuns(case, built)
     prompts = [runs.tokens(2, 3) for _ in range(_SAMPLES)]
     first = [_generated(runs, prompt, use_cache) for prompt in prompts]
-    if all(_is_greedy(runs, prompt, got, lambda context, _: context) for prompt, got in zip(prompts, first, strict=True)):
+    pairs = list(zip(prompts, first, strict=True))
+    if all(_is_greedy(runs, prompt, got, _as_it_is) for prompt, got in pairs):
         return _left_behind(runs, prompts, use_cache)
     for transform, told in _contexts():
-        if all(_is_greedy(runs, prompt, got, transform) for prompt, got in zip(prompts, first, strict=True)):
+        if all(_is_greedy(runs, prompt, got, transform) for prompt, got in pairs):
             return told + (_fed(runs, prompts[0]) if use_cache else "")
     if use_cache and case.subject.cache is not None:
         x, sizes = first[0][:, :-1], [3, *[1] * (_STEPS - 1)]
@@ -50,6 +52,14 @@ def _generated(runs: CachedRuns, prompt: Tensor, use_cache: bool, on: Built | No
 
 
 Transform = Callable[[Tensor, int], Tensor]
+
+
+def _as_it_is(context: Tensor, _: int) -> Tensor:
+    return context
+
+
+def _behind(past: Tensor) -> Transform:
+    return lambda context, _: torch.cat([past, context], dim=1)
 
 
 def _is_greedy(runs: CachedRuns, prompt: Tensor, got: Tensor, transform: Transform) -> bool:
@@ -107,17 +117,17 @@ def _fed(runs: CachedRuns, prompt: Tensor) -> str:
 def _left_behind(runs: CachedRuns, prompts: list[Tensor], use_cache: bool) -> str | None:
     """Tell whether a former call changes the next; each first call, on a new model, was right."""
     manner = "generation with the cache" if use_cache else "generation"
-    for before, prompt in zip(prompts, prompts[1:], strict=False):
+    for before, prompt in pairwise(prompts):
         model = runs.clean()
         _generated(runs, before, use_cache, model)
         second = _generated(runs, prompt, use_cache, model)
-        if _is_greedy(runs, prompt, second, lambda context, _: context):
+        if _is_greedy(runs, prompt, second, _as_it_is):
             continue
         stale = torch.cat([_generated(runs, before, use_cache), prompt], dim=1)
         is_context = False
         for drop in (0, 1):
             past = stale[:, : stale.shape[1] - prompt.shape[1] - drop]
-            is_context |= _is_greedy(runs, prompt, second, lambda x, _, past=past: torch.cat([past, x], dim=1))
+            is_context |= _is_greedy(runs, prompt, second, _behind(past))
         more = ": the second call goes on behind the tokens of the first, whose cache is not cleared"
         return f"{manner} is right on a new model and wrong after another call" + (
             more if is_context else ": the cache of the first is not cleared"

@@ -8,8 +8,10 @@ from torch import Tensor
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
 from veriformer.properties.diagnosis.masked import Masked
+from veriformer.properties.diagnosis.others import at_real, cause_of_others
 from veriformer.properties.diagnosis.placed import placed_cause
-from veriformer.properties.diagnosis.pooled import pooled_cause, pooled_for_others
+from veriformer.properties.diagnosis.pooled import pooled_cause
+from veriformer.properties.diagnosis.scaled import scaled_cause
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
@@ -31,7 +33,8 @@ def hiding_cause(stream: Stream, side: str = "") -> str | None:
 
 def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     masked = Masked(stream.case, stream)
-    side = "right" if masked.side in ("right", "both") else "left"
+    causal = bool(stream.case.subject.fact("causal")) and masked.per_position
+    side = "right" if masked.side == "right" or (masked.side == "both" and not causal) else "left"
     if told := _left_behind(masked, side):
         return told
     x = masked.draw(1)
@@ -45,9 +48,15 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             or _in_attentions(masked, x, mask, side)
             or _pooled(masked)
             or _before_attentions(masked, x, mask)
+            or scaled_cause(masked, x, mask)
             or _from_neighbours(masked, x, mask, shown, hidden)
         )
-    return _of_others(masked, side) or _instead(masked) or _pooled(masked) or (placed_cause(masked, amount_on) if amount_on else None)
+    return (
+        cause_of_others(masked, side)
+        or _instead(masked)
+        or _pooled(masked)
+        or (placed_cause(masked, amount_on) if amount_on else None)
+    )
 
 
 def _left_behind(masked: Masked, side: str) -> str | None:
@@ -66,23 +75,19 @@ def _left_behind(masked: Masked, side: str) -> str | None:
     model = masked.clean()
     masked(x, first, model)
     after, right = masked(x, second, model), masked(x, second)
-    if not bool(_at(masked, masked.moved(after, right), second).any()):
+    if not bool(at_real(masked, masked.moved(after, right), second).any()):
         return None
     for used, told in (
         (first, "the mask of an earlier call of that shape is used again in place of the new one"),
         (first & second, "what an earlier call of that shape has hidden stays hidden: a kept mask is changed in place"),
     ):
-        if not bool(_at(masked, masked.moved(after, masked(x, used)), second & used).any()):
+        if not bool(at_real(masked, masked.moved(after, masked(x, used)), second & used).any()):
             return told
     return "with a mask, a call is right on a new model and wrong after a call with another mask"
 
 
-def _at(masked: Masked, moved: Tensor, real: Tensor) -> Tensor:
-    return moved[real] if masked.per_position else moved
-
-
 def _instead(masked: Masked) -> str | None:
-    """Hide one position at a time: what is hidden in its place, and is the same shift seen at all of them?"""
+    """Hide one position at a time: what is hidden in its place, by one rule for all places."""
     length = 6
     x = masked.draw(1, length)
     everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -153,6 +158,11 @@ def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | 
     seen, plain = masked.attended(x, mask), masked.attended(x)
     if not seen or len(seen) != len(plain):
         return None
+    over_keys, over_queries = (float((plain[0].weights.sum(axis) - 1).abs().max()) < 1e-3 for axis in (-1, -2))
+    if not over_keys:
+        return (
+            "the weights of a key sum to one over the queries: the softmax runs over queries" if over_queries else None
+        )
     real = mask[0].cpu()
     leaks, shares = [], []
     for a in seen:
@@ -164,38 +174,54 @@ def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | 
         return None
     many = len(seen)
     wrong = [c for c, leak in enumerate(leaks) if leak]
-    if len(wrong) < many:
-        return _some_leak(masked, seen, plain, wrong, real)
     first, without = seen[0], plain[0]
-    if first.weights.shape == without.weights.shape and first.weights.shape[-2] == masked.length:
-        same = (first.weights - without.weights).abs().cpu() <= 1e-5
-        if bool(same[..., real, :].all()) and not bool(same[..., ~real, :].all()):
-            return (
-                "the weights of real queries are those without a mask, those of padded queries are not: the mask is laid "
-                "over the queries (rows) instead of the keys (columns)"
-            )
-        if bool(same.all()) and not bool((masked.moved(masked(x, mask), masked(x))).any()):
-            return "the output with the mask equals the output without it: the padding mask is not applied"
-    if bool((first.weights.cpu()[..., real, :][..., real] <= _LEAST).all()):
+    if wrong[0] == 0 and first.weights.shape == without.weights.shape and first.weights.shape[-2] == masked.length:
+        told = _over_queries(masked, x, mask, first, without)
+        if told:
+            return told + (f"; attention {wrong[-1] + 2} of {many} hides padding" if len(wrong) < many else "")
+    if len(wrong) < many:
+        return _some_leak(masked, seen, wrong, real)
+    if first.weights.shape[-2] == masked.length and not bool(
+        (first.weights.cpu()[..., real, :][..., real] > _LEAST).any()
+    ):
         return "real keys get no weight and padded ones all of it: the mask is inverted"
     score = _hidden_score(first, real)
     told = f"padded keys get {shares[0]:.2g} of the weight of a real query in attention 1 of {many}"
-    if score is None:
-        return told
-    return f"{told}: {score}"
+    return f"{told}: {score}" if score else told
 
 
-def _some_leak(
-    masked: Masked, seen: list[Attended], plain: list[Attended], wrong: list[int], real: Tensor
-) -> str | None:
+def _over_queries(masked: Masked, x: Tensor, mask: Tensor, first: Attended, without: Attended) -> str | None:
+    """Tell a mask over the rows of the first attention, and one that does nothing there."""
+    real = mask[0].cpu()
+    if not bool((without.weights.cpu()[..., real, :][..., ~real] > _LEAST).any()):
+        return None
+    same = (first.weights - without.weights).abs().cpu() <= 1e-6
+    if not bool(same[..., real, :].all()):
+        return None
+    if not bool(same[..., ~real, :].all()):
+        return (
+            "the weights of real queries are those without a mask, those of padded queries are not: the mask is laid "
+            "over the queries (rows) instead of the keys (columns)"
+        )
+    if not bool(masked.moved(masked(x, mask), masked(x)).any()):
+        return "the output with the mask equals the output without it: the padding mask is not applied"
+    return None
+
+
+def _some_leak(masked: Masked, seen: list[Attended], wrong: list[int], real: Tensor) -> str | None:
     many = len(seen)
     crossing = [c for c, a in enumerate(seen) if a.weights.shape[-2] != masked.length]
     if masked.case.subject.kind == "encoder_decoder" and crossing and wrong == crossing:
         return (
-            "the encoder's attentions give padded source positions no weight and the decoder's cross-attentions do: the "
-            "source mask is not used in the cross-attention"
+            "the encoder's attentions give padded source positions no weight and the decoder's cross-attentions do: "
+            "the source mask is not used in the cross-attention"
         )
     right = [c for c in range(many) if c not in wrong]
+    if masked.case.subject.kind == "encoder_decoder" and crossing and right == crossing:
+        return (
+            "the decoder's cross-attentions give padded source positions no weight and the encoder's attentions do: "
+            "the source mask is not used inside the encoder"
+        )
     names = ", ".join(str(c + 1) for c in wrong)
     inverted = all(
         bool((seen[c].weights.cpu()[..., real, :][..., real] <= _LEAST).all())
@@ -204,8 +230,8 @@ def _some_leak(
     )
     if inverted:
         return (
-            f"attention {', '.join(str(c + 1) for c in right)} of {many} hides padding, attention {names} hides the real "
-            "positions and sees padding: the mask is inverted again on the way through the layers"
+            f"attention {', '.join(str(c + 1) for c in right)} of {many} hides padding, attention {names} hides the "
+            "real positions and sees padding: the mask is inverted again on the way through the layers"
         )
     return (
         f"attention {', '.join(str(c + 1) for c in right)} of {many} gives padded keys no weight, attention {names} "
@@ -228,8 +254,10 @@ def _hidden_score(a: Attended, real: Tensor) -> str | None:
         return None
     p0, w0 = p - p.mean(1, keepdim=True), w - w.mean(1, keepdim=True)
     scale = float((p0 * w0).sum() / p0.square().sum())
-    if float((w0 - scale * p0).abs().max()) > 1e-3 or scale <= 0:
-        return None  # a bias, or another score
+    if float((w0 - scale * p0).abs().max()) > 1e-3 or scale <= 0:  # a bias, or another score
+        if logs[:, ~real].shape[1] > 2 and float((logs[:, ~real].std(1) / w0.std(1)).max()) < 1e-3:
+            return "each of them the same: their score is one finite constant instead of -inf"
+        return None
     base = (w - scale * p).mean(1, keepdim=True)
     entered = logs[:, ~real] - base
     added = entered - scale * product[:, ~real]
@@ -275,9 +303,9 @@ def _before_attentions(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
                 hidden = (~real).nonzero().flatten()
                 reach = max(int((hidden - p).abs().min()) for p in places)
                 return (
-                    f"the {' and '.join(changed)} of the real positions {places} beside padding change with its content "
-                    f"before anything attends: it enters from up to {reach} positions away, as through a convolution "
-                    "over padded positions that are not zeroed"
+                    f"the {' and '.join(changed)} of the real positions {places} beside padding change with its "
+                    f"content before anything attends: it enters from up to {reach} positions away, as through a "
+                    "convolution over padded positions that are not zeroed"
                 )
     if not changed:
         return None
@@ -286,8 +314,8 @@ def _before_attentions(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
     how = "each channel is scaled by one factor at all positions" if scaled else "they are mixed over positions"
     rest = f", {' and '.join(kept)} do not" if kept else ""
     return (
-        f"the {told} of real positions change with hidden content before anything attends{rest}, and padded keys get no "
-        f"weight: {how}, as by a norm (or a mean) over time instead of over the channels of a position"
+        f"the {told} of real positions change with hidden content before anything attends{rest}, and padded keys get "
+        f"no weight: {how}, as by a norm (or a mean) over time instead of over the channels of a position"
     )
 
 
@@ -301,63 +329,5 @@ def _from_neighbours(masked: Masked, x: Tensor, mask: Tensor, shown: list[int], 
         return (
             f"no attention gives padded keys a weight, and padding within {reach} positions of a real one is seen: it "
             "enters from neighbours, as through a convolution over padded positions that are not zeroed"
-        )
-    return None
-
-
-def _of_others(masked: Masked, side: str) -> str | None:
-    """Give the samples of a batch different masks: whose mask does each follow?"""
-    count, length = 3, masked.length
-    real = [length - 1, length - 5, length - 3] if length > 6 else [length - 1, 1, 2]
-    x = masked.draw(count)
-    mask = masked.padded(x, real, side)
-    if masked.side == "both":
-        mask = torch.ones_like(mask)
-        for b in range(count):
-            mask[b, 2 * b + 1] = False  # holes at places of their own: first, later, last
-    before = masked(x, mask)
-    wrong = [
-        b
-        for b in range(count)
-        if bool(_at(masked, masked.moved(before[b : b + 1], masked(x[b : b + 1], mask[b : b + 1])), mask[b : b + 1]).any())
-    ]
-    if masked.case.subject.kind == "classifier" and (told := pooled_for_others(masked)):
-        return told
-    if not wrong:
-        return None
-    heads = masked.built.config.num_heads
-    candidates = {
-        "every sample of a batch is masked by the mask of the first": [mask[0]] * count,
-        "every sample of a batch is masked by the mask of the last": [mask[-1]] * count,
-        "a position is hidden only where all samples of the batch hide it": [mask.any(0)] * count,
-        "a position is hidden in all samples where one hides it": [mask.all(0)] * count,
-        "the samples' masks are used in reversed order": [mask[count - 1 - b] for b in range(count)],
-    }
-    for told, used in candidates.items():
-        alone = torch.cat([masked(x[b : b + 1], used[b][None]) for b in range(count)])
-        both = mask & torch.stack(used)
-        if not bool(_at(masked, masked.moved(before, alone), both).any()):
-            return f"in a batch of samples with different masks {told}"
-    return _tiled(masked, x, mask, heads)
-
-
-def _tiled(masked: Masked, x: Tensor, mask: Tensor, heads: int) -> str | None:
-    """Read off the weights whose mask each head of each sample has."""
-    seen = masked.attended(x, mask)
-    if not seen:
-        return None
-    weights = seen[0].weights.flatten(0, -3).cpu()
-    count = len(mask)
-    if len(weights) != count * heads or heads < 2:
-        return None
-    hides = (weights <= _LEAST).all(dim=1)  # [B * H, S]: no query gives it weight
-    shown = (weights > _LEAST).any(dim=1)
-    del hides
-    whose = [[m for m in range(count) if not bool((shown[i] & ~mask[m].cpu()).any())] for i in range(len(weights))]
-    if all(i % count in own for i, own in enumerate(whose)) and not all(i // heads in own for i, own in enumerate(whose)):
-        return (
-            "in a batch, heads of a sample are masked by the masks of other samples (head h of sample b by that of "
-            "sample (b H + h) mod B): the mask is tiled over the heads (repeat) instead of repeated for each "
-            "(repeat_interleave)"
         )
     return None

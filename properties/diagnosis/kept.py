@@ -56,8 +56,8 @@ def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
         rows = rows_of(short[0].key, whole[0].key)
         if rows != list(range(len(rows))):
             return (
-                "the keys of the whole run depend on how long the sequence is (dynamic rotary positions, say), those in "
-                "the cache stay as they were when they were stored"
+                "the keys of the whole run depend on how long the sequence is (dynamic rotary positions, say), those "
+                "in the cache stay as they were when they were stored"
             )
     for number, step in enumerate(steps):
         for layer, (got, expected) in enumerate(zip(step.layers, whole, strict=True)):
@@ -183,7 +183,8 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
         return "positions start again at 0 with each chunk instead of at the number of cached tokens"
     past, later = [n for n, _, _ in read[1:]], starts[1:]
     if len(set(later)) == 1:
-        return f"positions of every later chunk start at {later[0]}{_as_many(runs, later[0])}, instead of at the number of cached tokens"
+        named = _as_many(runs, later[0])
+        return f"positions of every later chunk start at {later[0]}{named}, instead of at the number of cached tokens"
     if later == list(range(1, len(later) + 1)):
         return "chunks are counted, not tokens"
     if later == [s for _, s, _ in read[:-1]]:

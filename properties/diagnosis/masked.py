@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, attentions
@@ -33,8 +32,9 @@ class Masked:
 
     def __init__(self, case: Case, stream: Stream) -> None:
         built = stream.built
-        dtype = judged_dtypes(case.bench)[-1] if case.subject.module is None else built.dtype
-        self.case, self.built, self.which = case, replace(built, dtype=dtype), stream.side
+        if case.subject.module is None:
+            built = case.bench.pool.get(built.config, judged_dtypes(case.bench)[-1], raw=built.is_raw)
+        self.case, self.built, self.which = case, built, stream.side
         self.stream = self.on(self.clean())
         self.kept = self.stream.kept
         self.side = case.subject.fact("padding_side", "both")
@@ -74,7 +74,7 @@ class Masked:
 
     def limit(self, output: Tensor) -> float:
         """Return the largest difference that is rounding."""
-        return 4 * self.case.tolerance(self.built) * size_of(output)
+        return 4 * tolerance_of(self.case.bench, self.built) * size_of(output)
 
     def moved(self, after: Tensor, before: Tensor) -> Tensor:
         """Return `[B, T]`, or `[B]` where outputs are pooled or belong to another sequence: which outputs moved."""

@@ -1,4 +1,4 @@
-"""Why decoding with left padding parts from the whole padded batch: padding that is seen, or positions that count it."""
+"""Why decoding with left padding parts from the whole padded batch: padding is seen, or positions count it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def padded_cause(case: Case, built: Built) -> str | None:
     first = _SIZES[0]
     if moved and min(moved) >= first:
         return (
-            f"other content in the padding moves outputs from chunk 2 on and none in chunk 1, where it stands: padding "
+            "other content in the padding moves outputs from chunk 2 on and none in chunk 1, where it stands: padding "
             "of earlier chunks becomes visible, the mask of cached positions is not kept"
         )
     if moved:

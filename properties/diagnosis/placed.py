@@ -1,4 +1,4 @@
-"""Where tokens stand under a padding mask, read off the queries of the first attention; and what a mask of ones changes."""
+"""Where tokens stand under a padding mask, read off the first queries; and what a mask of ones changes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,41 @@ def placed_cause(masked: Masked, side: str) -> str | None:
     wanted, read = _read(masked, x[:, cut], mask[:, cut]), _read(masked, x, mask)
     if wanted is None or read is None or -1 in wanted or -1 in read[cut] or read[cut] == wanted:
         return None
-    told = f"real tokens {'behind' if first else 'before'} {masked.length - masked.real} padded ones stand at positions "
+    told = (
+        f"real tokens {'behind' if first else 'before'} {masked.length - masked.real} padded ones stand at positions "
+    )
     told += f"{read[cut]}, alone at {wanted}"
     if first and read[cut] == [place + first for place in wanted]:
         return f"{told}: positions count padding (declare padding_side='right' if that is meant)"
+    return told
+
+
+def placed_in_batch(masked: Masked, mask: Tensor) -> str | None:
+    """Say at which positions the samples of a batch stand, where it is not where each stands alone."""
+    same = _repeated(masked)
+    x = same.expand(len(mask), *same.shape[1:]).contiguous()
+    known, seen = masked.attended(_repeated_like(masked, same)), masked.attended(x, mask)
+    if not known or not seen or seen[0].query.shape[-2] != x.shape[1] or len(seen[0].query) != len(mask):
+        return None
+    table = known[0].query
+    if rows_of(table, table) != list(range(table.shape[-2])):
+        return None
+    among, alone = [], []
+    for b, real in enumerate(mask.cpu()):
+        own = _read(masked, x[b : b + 1], mask[b : b + 1])
+        rows = rows_of(seen[0].query[b : b + 1], table)
+        if own is None:
+            return None
+        among.append([p for p, is_real in zip(rows, real, strict=True) if is_real])
+        alone.append([p for p, is_real in zip(own, real, strict=True) if is_real])
+    if among == alone or any(-1 in places for places in (*among, *alone)):
+        return None
+    told = f"in a batch the tokens of the samples stand at positions {', '.join(map(_few, among))}, alone each at "
+    told += f"{_few(alone[0])}"
+    if all(set(places) == {b} for b, places in enumerate(among)):
+        told += ": positions count over the batch instead of over time"
+    elif among == [[p + sum(map(len, alone[:b])) for p in places] for b, places in enumerate(alone)]:
+        told += ": positions run on through the batch instead of starting again in each sample"
     return told
 
 
@@ -48,7 +79,7 @@ def ones_cause(stream: Stream) -> str | None:
     plain, other = attentions(lambda: masked(x)), attentions(lambda: masked(x, ones))
     if plain and len(plain) == len(other):
         for number, (a, b) in enumerate(zip(plain, other, strict=True)):
-            if told := _parted(a, b, number, len(plain)):
+            if told := _parted(a, b, number, len(plain), x.shape[1]):
                 return told
     return _left_out(masked, x, ones)
 
@@ -57,10 +88,12 @@ def _few(places: list[int]) -> str:
     return f"{places[:4]}".replace("]", ", ...]") if len(places) > 4 else f"{places}"
 
 
-def _parted(a: Attended, b: Attended, number: int, many: int) -> str | None:
+def _parted(a: Attended, b: Attended, number: int, many: int, length: int) -> str | None:
     where = f"attention {number + 1} of {many}"
     if a.weights.shape != b.weights.shape:
-        return f"with a mask of ones {where} is over {b.weights.shape[-1]} keys, without a mask over {a.weights.shape[-1]}"
+        return (
+            f"with a mask of ones {where} is over {b.weights.shape[-1]} keys, without a mask over {a.weights.shape[-1]}"
+        )
     alike = [bool(((p - q).abs() <= near(p) * p.abs().max()).all()) for p, q in ((a.query, b.query), (a.key, b.key))]
     if not all(alike):
         return None
@@ -74,7 +107,7 @@ def _parted(a: Attended, b: Attended, number: int, many: int) -> str | None:
             return f"with a mask of ones {where} lets queries see later keys: the mask replaces the causal one"
         return f"with a mask of ones {where} gives weight to keys that have none without a mask"
     if gone and len(gone) < b.weights.shape[-1]:
-        front = " (a token put in front of the sequence)" if gone == [0] and b.weights.shape[-1] > 1 else ""
+        front = " (a token put in front of the sequence)" if gone == [0] and b.weights.shape[-1] == length + 1 else ""
         return f"with a mask of ones {where} gives the keys {gone} no weight{front}: the mask hides them"
     if gone:
         return f"with a mask of ones {where} hides keys from every query: a mask of ones is read as hiding"

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from veriformer.properties.diagnosis.masked import Masked
 
-
 _LENGTH, _REAL = 6, 4  # fewer than there are channels
 
 
@@ -18,7 +17,27 @@ def pooled_cause(masked: Masked) -> str | None:
     for side in ("right", "left"):
         if masked.side in (side, "both") and (told := _padded_on(masked, side)):
             return told
-    return None
+    return _looked_up(masked) if masked.side in ("left", "both") else None
+
+
+def _looked_up(masked: Masked) -> str | None:
+    """Tell whether behind left padding the position number (real ones - 1) is read, by what moves the output."""
+    x = masked.draw(1, _LENGTH)
+    for real in (2, 3, 4):
+        mask = masked.padded(x, [real], "left")
+        seen, hidden = _moving(masked, x, mask), (~mask[0]).nonzero().flatten().tolist()
+        top = max(seen, default=-1) if _LENGTH - 1 not in seen else max((s for s in seen if s in hidden), default=-1)
+        if top != real - 1:
+            return None
+    return (
+        "padded on the left, the output depends on position (number of real ones - 1) and on no later one, or on that "
+        "alone of the padded: the last real position is looked up at that place, which is right for right padding alone"
+    )
+
+
+def _moving(masked: Masked, x: Tensor, mask: Tensor) -> list[int]:
+    """Return the positions whose content moves the output of one sample."""
+    return [s for s, moves in enumerate(masked.is_seen(x, mask)) if moves]
 
 
 def _padded_on(masked: Masked, side: str) -> str | None:
@@ -44,8 +63,8 @@ def _of_weights(states: Tensor, pooled: Tensor, mask: Tensor, side: str) -> str 
         return f"the pooling is the mean over all {many} positions, the {_LENGTH - _REAL} padded ones included"
     if float((weights[real] - 1 / many).abs().max()) < near:
         return (
-            f"the pooling sums the {_REAL} real positions and divides by {many}, the padded length, instead of by their "
-            "number"
+            f"the pooling sums the {_REAL} real positions and divides by {many}, the padded length, instead of by "
+            "their number"
         )
     top = int(weights.argmax())
     if _one(weights) is not None:
@@ -53,9 +72,10 @@ def _of_weights(states: Tensor, pooled: Tensor, mask: Tensor, side: str) -> str 
         first, last = int(places[0]), int(places[-1])
         if top in (first, last):
             return None
+        looked_up = " (it is looked up at the number of real ones - 1)" if top == _REAL - 1 else ""
         return (
-            f"with {_REAL} real positions of {many}, padded on the {side}, the pooling takes position {top}, {what}: the "
-            f"last real one is {last}" + (" (it is looked up at the number of real ones - 1)" if top == _REAL - 1 else "")
+            f"with {_REAL} real positions of {many}, padded on the {side}, the pooling takes position {top}, {what}: "
+            f"the last real one is {last}{looked_up}"
         )
     if float(hidden.abs().max()) < near:
         return None
@@ -89,6 +109,33 @@ def pooled_for_others(masked: Masked) -> str | None:
     return None
 
 
+def ends_of_others(masked: Masked) -> str | None:
+    """Tell by what moves each output whether all samples of a batch are read where the first one ends."""
+    if masked.side == "left":
+        return None
+    x = masked.draw(3, _LENGTH)
+    mask = masked.padded(x, [4, 6, 2], "right")
+    before = masked(x, mask)
+    tops = []
+    for b in range(len(x)):
+        moved = []
+        for place in range(_LENGTH):
+            changed = x.clone()
+            changed[b, place] = masked.stream.other(x)[b, place]
+            if bool(masked.moved(masked(changed, mask), before)[b]):
+                moved.append(place)
+        tops.append(max(moved, default=-1))
+        if b and max(_moving(masked, x[b : b + 1], mask[b : b + 1]), default=-1) != int(mask[b].sum()) - 1:
+            return None
+    hidden = mask[2].cpu()
+    if tops[:2] == [3, 3] and (tops[2] == 3 or bool(hidden[tops[2]])):
+        return (
+            f"in a batch of samples that end at [3, 5, 1] the outputs depend on nothing behind {tops}, alone on all "
+            "up to their own ends: the end of the first sample is used for all"
+        )
+    return None
+
+
 def _one(weights: Tensor | None) -> int | None:
     if weights is None:
         return None
@@ -114,8 +161,8 @@ def _largest(states: Tensor, pooled: Tensor, real: Tensor) -> str | None:
         return None
     if float((pooled - right.clamp(min=0)).abs().max()) <= near:
         return (
-            "the pooled maximum is max(0, that of the real positions): padded states are set to 0 instead of -inf before "
-            "the maximum"
+            "the pooled maximum is max(0, that of the real positions): padded states are set to 0 instead of -inf "
+            "before the maximum"
         )
     if float((pooled - states.amax(0)).abs().max()) <= near:
         return "the pooling takes the maximum over all positions, padded ones included"
@@ -131,9 +178,8 @@ def _pooling(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], Ten
     pooled: list[Tensor] = []
 
     def before(_: nn.Module, args: Any) -> None:
-        for value in args:
-            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == len(x) and states:
-                pooled.append(value.detach().double().cpu())
+        given = [v for v in args if isinstance(v, Tensor) and v.is_floating_point() and v.ndim == 2]
+        pooled.extend(v.detach().double().cpu() for v in given if len(v) == len(x) and states)
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
         fits = isinstance(output, Tensor) and output.ndim == 3 and len(output) == len(x) and not pooled

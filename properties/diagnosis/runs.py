@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
@@ -27,8 +26,9 @@ class CachedRuns:
     """
 
     def __init__(self, case: Case, built: Built) -> None:
-        widest = judged_dtypes(case.bench)[-1]
-        self.case, self.built = case, replace(built, dtype=widest if case.subject.module is None else built.dtype)
+        if case.subject.module is None:
+            built = case.bench.pool.get(built.config, judged_dtypes(case.bench)[-1], raw=built.is_raw)
+        self.case, self.built = case, built
         self.generator = torch.Generator().manual_seed(11)
         longest = int(min(case.subject.fact("max_len", 64), built.config.max_len))
         self.window = case.subject.fact("window")
@@ -41,7 +41,9 @@ class CachedRuns:
     def tokens(self, batch: int, length: int) -> Tensor:
         """Return tokens that differ from one another within a sequence, where there are as many."""
         size = self.built.config.vocab_size
-        rows = [torch.randperm(size, generator=self.generator).repeat(length // size + 1)[:length] for _ in range(batch)]
+        rows = [
+            torch.randperm(size, generator=self.generator).repeat(length // size + 1)[:length] for _ in range(batch)
+        ]
         return torch.stack(rows).to(self.case.bench.device)
 
     def cached(
@@ -68,7 +70,7 @@ class CachedRuns:
 
     def limit(self, output: Tensor) -> float:
         """Return the largest difference that is rounding."""
-        return 4 * self.case.tolerance(self.built) * size_of(output)
+        return 4 * tolerance_of(self.case.bench, self.built) * size_of(output)
 
     def wrong(self, got: Tensor, expected: Tensor) -> list[int]:
         """Return the positions whose outputs differ in any sample."""
