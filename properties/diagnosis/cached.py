@@ -148,6 +148,11 @@ def _lost(runs: CachedRuns, x: Tensor, seen: Tensor, allowed: Tensor) -> str | N
             else ""
         )
         return f"no output depends on any token of an earlier chunk: the cached keys and values are not used{more}"
+    if length > 3 and all(bool((seen[t] == _only(length, 0, t)).all()) for t in range(1, length)):
+        return (
+            "a cached step sees the first token and itself alone: the causal mask of a step is aligned to the top left "
+            "(row 0), not to the last key"
+        )
     columns = [s for s in range(length) if bool(missing[:, s].any())]
     whole_columns = [s for s in columns if bool((missing[:, s] == below[:, s]).all())]
     if columns == whole_columns:
@@ -169,11 +174,6 @@ def _lost(runs: CachedRuns, x: Tensor, seen: Tensor, allowed: Tensor) -> str | N
         near = [d for d in distances if all(bool(missing[t, t - d]) for t in range(d + 1, length))]
         if len(near) == len(distances) and max(near) < length - 2:
             return f"a cached step does not see the {len(near)} tokens right before it; older ones are seen"
-        if all(bool((seen[t] == _only(length, 0, t)).all()) for t in range(1, length)):
-            return (
-                "a cached step sees the first token and itself alone: the causal mask of a step is aligned to the top "
-                "left (row 0), not to the last key"
-            )
     rows = [t for t in range(length) if bool(missing[t].any())]
     if len(distances) == 1:
         return (

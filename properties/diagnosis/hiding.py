@@ -31,6 +31,19 @@ def hiding_cause(stream: Stream, side: str = "") -> str | None:
         return None
 
 
+def batch_cause(stream: Stream, x: Tensor, order: list[int]) -> str | None:
+    """Explain why permuted samples give other outputs, where they do with masks alone."""
+    try:
+        with off_the_record(stream.case):
+            masked = Masked(stream.case, stream)
+            x = x.to(masked.built.dtype) if x.is_floating_point() else x
+            if bool(masked.moved(masked(x[order]), masked(x)[order]).any()):
+                return None
+    except Exception:  # another measurement may still tell
+        return None
+    return hiding_cause(stream)
+
+
 def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     masked = Masked(stream.case, stream)
     causal = bool(stream.case.subject.fact("causal")) and masked.per_position

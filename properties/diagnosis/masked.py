@@ -57,6 +57,14 @@ class Masked:
         """Return sequences."""
         return self.stream.draw(batch, length or self.length)
 
+    def distinct(self, batch: int, length: int) -> Tensor:
+        """Return sequences without repetition, where there are as many tokens."""
+        x, size = self.draw(batch, length), self.built.config.vocab_size
+        if x.is_floating_point() or size < length:
+            return x
+        steps = torch.arange(length, device=x.device)
+        return (x[:, :1] + steps) % size
+
     def __call__(self, x: Tensor, mask: Tensor | None = None, on: Built | None = None) -> Tensor:
         """Return the outputs, without a gradient."""
         with torch.no_grad():

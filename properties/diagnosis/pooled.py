@@ -22,7 +22,7 @@ def pooled_cause(masked: Masked) -> str | None:
 
 def _looked_up(masked: Masked) -> str | None:
     """Tell whether behind left padding the position number (real ones - 1) is read, by what moves the output."""
-    x = masked.draw(1, _LENGTH)
+    x = masked.distinct(1, _LENGTH)
     for real in (2, 3, 4):
         mask = masked.padded(x, [real], "left")
         seen, hidden = _moving(masked, x, mask), (~mask[0]).nonzero().flatten().tolist()
@@ -41,7 +41,7 @@ def _moving(masked: Masked, x: Tensor, mask: Tensor) -> list[int]:
 
 
 def _padded_on(masked: Masked, side: str) -> str | None:
-    x = masked.draw(1, _LENGTH)
+    x = masked.distinct(1, _LENGTH)
     mask = masked.padded(x, [_REAL], side)
     found = _pooling(masked, x, mask)
     if found is None:
@@ -87,7 +87,7 @@ def _of_weights(states: Tensor, pooled: Tensor, mask: Tensor, side: str) -> str 
 
 def pooled_for_others(masked: Masked) -> str | None:
     """Tell whether all samples of a batch are read where one of them ends."""
-    x = masked.draw(3, _LENGTH)
+    x = masked.distinct(3, _LENGTH)
     for side in ("right", "left"):
         if masked.side not in (side, "both"):
             continue
@@ -113,7 +113,7 @@ def ends_of_others(masked: Masked) -> str | None:
     """Tell by what moves each output whether all samples of a batch are read where the first one ends."""
     if masked.side == "left":
         return None
-    x = masked.draw(3, _LENGTH)
+    x = masked.distinct(3, _LENGTH)
     mask = masked.padded(x, [4, 6, 2], "right")
     before = masked(x, mask)
     tops = []

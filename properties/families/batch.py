@@ -7,7 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.diagnosis.hiding import hiding_cause
+from veriformer.properties.diagnosis.hiding import batch_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
@@ -122,16 +122,6 @@ def permuting_samples_permutes_outputs(case: Case) -> None:
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
     keep = real[order] if stream.per_position else slice(None)
     case.close(permuted[keep], straight[order][keep], "permuting the samples of a batch does not permute its outputs",
-               cause=lambda: None if mask is None else _masked_cause(stream, x, order))  # fmt: skip
+               cause=lambda: None if mask is None else batch_cause(stream, x, order))  # fmt: skip
     if worst_difference(straight[0], straight[1]).error > 0:
         case.witness()
-
-
-def _masked_cause(stream: Stream, x: Tensor, order: list[int]) -> str | None:
-    """Ask the masks where samples that have none are permuted as they must be."""
-    with torch.no_grad():
-        permuted, straight = stream(x[order]), stream(x)[order]
-    limit = stream.case.tolerance(stream.built)
-    if worst_difference(permuted, straight, size_of(straight)).error > limit:
-        return None
-    return hiding_cause(stream)
