@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from veriformer.properties.definitions.differences import size_of
+
+_NEAR = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of a tensor: far above rounding
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 
@@ -134,3 +137,40 @@ def attentions(run: Callable[[], object]) -> list[Attended]:
     with AttentionWatch() as watch, torch.no_grad():
         run()
     return watch.seen
+
+
+def near(value: Tensor) -> float:
+    """Return how far apart, relative to the size of a tensor, is the same."""
+    return _NEAR.get(value.dtype, 2e-2)
+
+
+def rows_of(got: Tensor, expected: Tensor) -> list[int]:
+    """Return for each row of `[..., S, K]` which row of the expected ones it is; -1: none of them."""
+    left = got.double().movedim(-2, 0).flatten(1)
+    right = expected.double().movedim(-2, 0).flatten(1)
+    if left.shape[1] != right.shape[1]:
+        return [-1] * len(left)
+    apart = torch.cdist(left, right, p=torch.inf)
+    nearest, place = apart.min(dim=1)
+    limit = near(got) * size_of(right)
+    return [int(p) if float(d) <= limit else -1 for d, p in zip(nearest, place, strict=True)]
+
+
+def module_calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    """Return how often each module is called while something runs."""
+    counts: dict[str, int] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            counts[name] = counts.get(name, 0) + 1
+
+        return hook
+
+    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts

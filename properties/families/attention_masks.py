@@ -12,7 +12,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import worst_difference
-from veriformer.properties.diagnosis.hiding import hiding_cause
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.attending import Attending, hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part

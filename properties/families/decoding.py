@@ -12,10 +12,10 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.diagnosis.beams import beam_cause
-from veriformer.properties.diagnosis.cached import cache_cause
-from veriformer.properties.diagnosis.generating import generate_cause
-from veriformer.properties.diagnosis.padded_cache import padded_cause
+from veriformer.properties.diagnosis.caches.beams import beam_cause
+from veriformer.properties.diagnosis.caches.cached import cache_cause
+from veriformer.properties.diagnosis.caches.generating import generate_cause
+from veriformer.properties.diagnosis.caches.padded_cache import padded_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
 from veriformer.properties.engine.property import holds

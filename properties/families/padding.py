@@ -7,8 +7,8 @@ from torch import Tensor
 
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.diagnosis.hiding import hiding_cause
-from veriformer.properties.diagnosis.placed import ones_cause
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
+from veriformer.properties.diagnosis.masks.placed import ones_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask
 from veriformer.properties.engine.property import holds

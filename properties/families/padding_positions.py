@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.hiding import hiding_cause
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_mask
 from veriformer.properties.engine.property import holds

@@ -101,12 +101,13 @@ class Masked:
         every = torch.arange(length)
         many = x.repeat(length + 1, *(1,) * (x.ndim - 1))
         other = torch.stack([self.stream.other(many[:-1]) for _ in range(2)])
+        all_masks = mask.expand(length + 1, -1).contiguous()
+        before = self(many, all_masks)  # of the same batch: a place in it may matter
         found = torch.zeros(length, length, dtype=torch.bool)
         for content in other:
             changed = many.clone()
             changed[every, every] = content[every, every]
-            output = self(changed, mask.expand(length + 1, -1).contiguous())
-            moved = self.moved(output[:-1], output[-1:].expand_as(output[:-1])).cpu()
+            moved = self.moved(self(changed, all_masks), before)[:-1].cpu()
             found |= moved if self.per_position else moved[:, None].expand(length, length)
         return found
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.attentions import attentions
-from veriformer.properties.diagnosis.cached import cache_cause
-from veriformer.properties.diagnosis.kept import steps_of
-from veriformer.properties.diagnosis.runs import CachedRuns
+from veriformer.properties.diagnosis.caches.cached import cache_cause
+from veriformer.properties.diagnosis.caches.kept import steps_of
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
 _STEPS = 5

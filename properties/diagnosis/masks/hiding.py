@@ -7,11 +7,11 @@ from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
-from veriformer.properties.diagnosis.masked import Masked
-from veriformer.properties.diagnosis.others import at_real, cause_of_others
-from veriformer.properties.diagnosis.placed import placed_cause
-from veriformer.properties.diagnosis.pooled import pooled_cause
-from veriformer.properties.diagnosis.scaled import scaled_cause
+from veriformer.properties.diagnosis.masks.masked import Masked
+from veriformer.properties.diagnosis.masks.others import at_real, cause_of_others
+from veriformer.properties.diagnosis.masks.placed import placed_cause
+from veriformer.properties.diagnosis.masks.pooled import pooled_cause
+from veriformer.properties.diagnosis.masks.scaled import scaled_cause
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key

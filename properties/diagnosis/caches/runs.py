@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
 from veriformer.properties.bench.pool import Built
@@ -89,28 +89,10 @@ class CachedRuns:
         for s in range(length):
             step = torch.randint(1, self.built.config.vocab_size, (batch,), generator=self.generator).to(x.device)
             changed[s, :, s] = (x[:, s] + step) % self.built.config.vocab_size
-        flat = changed.flatten(0, 1)
-        output = self.whole(flat) if sizes is None else self.cached(flat, sizes)
-        output = output.unflatten(0, (length + 1, batch))
-        moved = (output[:-1] - output[-1:]).abs().amax(dim=(1, 3))  # [S, T]
-        return (moved > self.limit(output[-1])).T.cpu()
-
-
-def module_calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]:
-    """Return how often each module is called while something runs."""
-    counts: dict[str, int] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            counts[name] = counts.get(name, 0) + 1
-
-        return hook
-
-    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return counts
+        unchanged = x.repeat(length + 1, 1)  # the same batch: a place in it may matter
+        before, after = (
+            (self.whole(flat) if sizes is None else self.cached(flat, sizes)).unflatten(0, (length + 1, batch))
+            for flat in (unchanged, changed.flatten(0, 1))
+        )
+        moved = (after - before)[:-1].abs().amax(dim=(1, 3))  # [S, T]
+        return (moved > self.limit(before)).T.cpu()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.diagnosis.attentions import attentions
-from veriformer.properties.diagnosis.kept import rows_of, steps_of
-from veriformer.properties.diagnosis.runs import BATCH, CachedRuns
+from veriformer.properties.diagnosis.attentions import attentions, rows_of
+from veriformer.properties.diagnosis.caches.kept import steps_of
+from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 from veriformer.properties.engine.case import Case
 
 _PADS, _SIZES = 2, (4, 1, 2)

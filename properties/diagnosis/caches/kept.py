@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.attentions import Attended, attentions
-from veriformer.properties.diagnosis.runs import BATCH, CachedRuns, module_calls
+from veriformer.properties.diagnosis.attentions import Attended, attentions, module_calls, near, rows_of
+from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
-_NEAR = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of a tensor: far above rounding
 _LEAST = 1e-6  # a weight below is that of a hidden key
 
 
@@ -244,23 +243,6 @@ def _other_input(begins: str, layer: int) -> str:
     what = "attention 1 is given another input" if not layer else f"attention {layer} is right, {layer + 1} is not"
     where = "embeddings or positions are" if not layer else "what lies between the two is"
     return f"in {begins}, {what} (queries, keys and values of the new tokens): {where} other ones with the cache"
-
-
-def near(value: Tensor) -> float:
-    """Return how far apart, relative to the size of a tensor, is the same."""
-    return _NEAR.get(value.dtype, 2e-2)
-
-
-def rows_of(got: Tensor, expected: Tensor) -> list[int]:
-    """Return for each row of `[..., S, K]` which row of the expected ones it is; -1: none of them."""
-    left = got.double().movedim(-2, 0).flatten(1)
-    right = expected.double().movedim(-2, 0).flatten(1)
-    if left.shape[1] != right.shape[1]:
-        return [-1] * len(left)
-    apart = torch.cdist(left, right, p=torch.inf)
-    nearest, place = apart.min(dim=1)
-    limit = near(got) * size_of(right)
-    return [int(p) if float(d) <= limit else -1 for d, p in zip(nearest, place, strict=True)]
 
 
 def _agree(got: Tensor, expected: Tensor) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.masked import Masked
-from veriformer.properties.diagnosis.placed import placed_in_batch
-from veriformer.properties.diagnosis.pooled import ends_of_others, pooled_for_others
+from veriformer.properties.diagnosis.masks.masked import Masked
+from veriformer.properties.diagnosis.masks.placed import placed_in_batch
+from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_for_others
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.diagnosis.masked import Masked
+from veriformer.properties.diagnosis.masks.masked import Masked
 
 
 def scaled_cause(masked: Masked, x: Tensor, mask: Tensor) -> str | None:

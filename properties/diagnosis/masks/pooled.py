@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.diagnosis.masked import Masked
+from veriformer.properties.diagnosis.masks.masked import Masked
 
 _LENGTH, _REAL = 6, 4  # fewer than there are channels
 

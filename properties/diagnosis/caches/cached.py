@@ -14,8 +14,8 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.diagnosis.kept import kept_cause
-from veriformer.properties.diagnosis.runs import CachedRuns
+from veriformer.properties.diagnosis.caches.kept import kept_cause
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
 

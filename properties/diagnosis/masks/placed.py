@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.diagnosis.attentions import Attended, attentions
-from veriformer.properties.diagnosis.kept import near, rows_of
-from veriformer.properties.diagnosis.masked import Masked
-from veriformer.properties.diagnosis.runs import module_calls
+from veriformer.properties.diagnosis.attentions import Attended, attentions, module_calls, near, rows_of
+from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.engine.stream import Stream
 
 
@@ -56,7 +54,8 @@ def placed_in_batch(masked: Masked, mask: Tensor) -> str | None:
         return None
     told = f"in a batch the tokens of the samples stand at positions {', '.join(map(_few, among))}, alone each at "
     told += f"{_few(alone[0])}"
-    if all(set(places) == {b} for b, places in enumerate(among)):
+    shortest = min(map(len, alone))
+    if all(set(places[:shortest]) == {b} for b, places in enumerate(among)):
         told += ": positions count over the batch instead of over time"
     elif among == [[p + sum(map(len, alone[:b])) for p in places] for b, places in enumerate(alone)]:
         told += ": positions run on through the batch instead of starting again in each sample"

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.attentions import Attended, attentions
-from veriformer.properties.diagnosis.kept import steps_of
-from veriformer.properties.diagnosis.runs import CachedRuns
+from veriformer.properties.diagnosis.caches.kept import steps_of
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
 _ORDER = [2, 0, 1]
