@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.attention.kernels import kernel_opinion
+from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
 from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
@@ -37,13 +37,13 @@ class Opinion:
         measure: takes the smallest failing case and its violation; returns one sentence, or None.
         kinds: of subjects that it can look at.
         properties: beginnings of the ids of properties whose failures it can explain.
-        is_first: asked before the property's own measurement, which it may explain too.
+        rank: "first" of all, "before" the property's own measurement, or "after" it, where that says nothing.
     """
 
     measure: Callable[[Case, Violation], str | None]
     kinds: tuple[str, ...]
     properties: tuple[str, ...]
-    is_first: bool = False
+    rank: str = "after"
 
 
 _EVERY = tuple(KINDS)
@@ -57,40 +57,37 @@ _OF_ROWS = (
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
 )  # fmt: skip
+_OF_WEIGHTS = ("attention.", "causality.", "cross_attention.", "gradients.", "padding.")
 _OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "softmax.")
 
 OPINIONS: tuple[Opinion, ...] = (
-    Opinion(unsteady_opinion, _EVERY, UNSTEADY, is_first=True),
-    Opinion(kernel_opinion, ("attention",), ("attention.", "causality.", "gradients.", "padding.")),
-    Opinion(module_opinion, ("self_attention", "cross_attention"), ("attention.", "cross_attention.", "padding.")),
+    Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
+    Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
+    Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
     Opinion(nan_opinion, _ORDINARY, _OF_NAN),
     Opinion(gradient_opinion, _ORDINARY, _OF_GRADIENTS),
+    Opinion(kernel_condition, ("attention",), _OF_WEIGHTS),
 )
 """In the order in which they are asked; the first that speaks is believed."""
 
 
 def cause_of(prop: Property, case: Case, problem: Violation) -> str:
-    """Return what explains a failure, in one sentence, or an empty one.
-
-    A property's own measurement is believed before a general one, but where it names a place alone or leaves a choice.
-    """
-    before = _first_of(prop, case, problem, is_first=True)
-    if before:
-        return before
+    """Return what explains a failure, in one sentence, or an empty one."""
+    if told := _first_of(prop, case, problem, "first"):
+        return told
     own = _asked(problem.cause)
     if own and _FACT.search(own):
         return own  # the fact that takes the failure back is asked about
-    general = _first_of(prop, case, problem, is_first=False)
-    return general or own or ""
+    return _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after") or ""
 
 
-def _first_of(prop: Property, case: Case, problem: Violation, *, is_first: bool) -> str | None:
+def _first_of(prop: Property, case: Case, problem: Violation, rank: str) -> str | None:
     for opinion in OPINIONS:
-        if opinion.is_first != is_first or case.subject.kind not in opinion.kinds:
+        if opinion.rank != rank or case.subject.kind not in opinion.kinds:
             continue
         if prop.id.startswith(opinion.properties):
             again = Case(case.bench, RecordedDraws(case.choices))  # may draw more than the search did

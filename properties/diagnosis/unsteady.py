@@ -11,6 +11,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.probes.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.layouts import LAYOUTS
 from veriformer.properties.subject.paths import Path
@@ -46,10 +47,13 @@ def unsteady_opinion(case: Case, problem: Violation) -> str | None:
         again = call(_copies(inputs), path)
         limit = 1e-9 if built.dtype == torch.float64 else 1e-4  # not the measured noise: it would hold the cause
         if first.shape == again.shape and worst_difference(again, first, size_of(first)).error > limit:
-            third = call(_copies(inputs), path)
+            with DropoutWatch() as watch:
+                third = call(_copies(inputs), path)
+            if watch.seen:
+                return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
             random = worst_difference(third, again, size_of(first)).error > limit
             return (
-                "the same call gives another output each time in eval mode: dropout or other noise is not switched off"
+                "the same call gives another output each time in eval mode: noise is not switched off"
                 if random
                 else "the second call gives another output than the first: something is kept between calls"
             )

@@ -12,6 +12,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import worst_difference
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.attending import Attending, hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
@@ -118,13 +119,17 @@ def _module_masked_keys_are_gone(case: Case) -> None:
     for path in case.modes():
         got, short = stream(x, mask, path=path), stream(x[:, :real], path=Path(mode=path.mode))
         case.close(
-            got[:, :real] if stream.per_position else got, short, "masking keys is not the same as deleting them"
+            got[:, :real] if stream.per_position else got,
+            short,
+            "masking keys is not the same as deleting them",
+            cause=lambda: hiding_cause(stream),
         )
     leaf = x.detach().clone().requires_grad_()
     output = stream(leaf, mask)
     seen = output[:, :real] if stream.per_position else output
     (gradient,) = torch.autograd.grad(seen.square().sum(), leaf)
-    case.exact(gradient[:, real:], torch.zeros_like(gradient[:, real:]), "the gradient of a masked key is not 0")
+    case.exact(gradient[:, real:], torch.zeros_like(gradient[:, real:]), "the gradient of a masked key is not 0",
+               cause=lambda: hiding_cause(stream))  # fmt: skip
     case.witness()
 
 

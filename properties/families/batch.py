@@ -7,6 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.masks.hiding import batch_cause
 from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
@@ -123,6 +124,11 @@ def permuting_samples_permutes_outputs(case: Case) -> None:
     straight = stream(x, mask)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
     keep = real[order] if stream.per_position else slice(None)
-    case.close(permuted[keep], straight[order][keep], "permuting the samples of a batch does not permute its outputs")
+    case.close(
+        permuted[keep],
+        straight[order][keep],
+        "permuting the samples of a batch does not permute its outputs",
+        cause=lambda: None if mask is None else batch_cause(stream, x, order),
+    )
     if worst_difference(straight[0], straight[1]).error > 0:
         case.witness()

@@ -12,6 +12,10 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.caches.beams import beam_cause
+from veriformer.properties.diagnosis.caches.cached import cache_cause
+from veriformer.properties.diagnosis.caches.generating import generate_cause
+from veriformer.properties.diagnosis.caches.padded_cache import padded_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
 from veriformer.properties.engine.property import holds
@@ -90,7 +94,7 @@ def the_cache_changes_nothing(case: Case) -> None:
     got = _with_cache(case, built, chunks)
     sizes = [chunk.shape[1] for chunk in chunks]
     case.close(got, expected, "decoding through the cache gives another output than the whole sequence at once",
-               cause=lambda: _cause(case, got, expected, sizes))  # fmt: skip
+               cause=lambda: cache_cause(case, built, x, sizes) or _cause(case, got, expected, sizes))  # fmt: skip
     case.witness()
 
 
@@ -137,7 +141,10 @@ def left_padding_goes_through_the_cache(case: Case) -> None:
     expected = case.call(built, x, attention_mask=mask)
     got = _with_cache(case, built, _split(case, x, pads), mask)
     case.close(
-        got[mask], expected[mask], "with left padding the cache gives another output than the whole batch at once"
+        got[mask],
+        expected[mask],
+        "with left padding the cache gives another output than the whole batch at once",
+        cause=lambda: padded_cause(case, built),
     )
     case.witness()
 
@@ -179,18 +186,9 @@ def a_reordered_cache_goes_on(case: Case) -> None:
     case.close(
         got, expected, "after a reordering the cache goes on with the wrong past",
         asks=None if mask is None else ("reorders_mask", False),
-        cause=lambda: _order_cause(case, built, x, new, got, expected, whole),
+        cause=lambda: beam_cause(case, built, mask),
     )  # fmt: skip
     case.witness()
-
-
-def _order_cause(
-    case: Case, built: Built, x: Tensor, new: Tensor, got: Tensor, expected: Tensor, whole: Tensor | None
-) -> str | None:
-    """Try the past in its old order."""
-    old = case.call(built, torch.cat([x, new], dim=1), attention_mask=whole)[:, x.shape[1] :]
-    unmoved = worst_difference(got, old, size_of(old)).error <= case.tolerance()
-    return "the past was not reordered" if unmoved and not torch.equal(old, expected) else None
 
 
 @holds(
@@ -235,7 +233,7 @@ def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, manner:
             f"{manner}, step {step - length + 1} does not choose the best token",
             got=f"token {int(got[step])} of logit {float(row[int(got[step])]):.4g}",
             expected=f"token {int(row.argmax())} of logit {float(best[0]):.4g}",
-            cause=lambda: "a call leaves its cache behind for the next" if "second" in manner else None,
+            cause=lambda: generate_cause(case, built, use_cache="without" not in manner),
         )
 
 

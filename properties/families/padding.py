@@ -7,6 +7,8 @@ from torch import Tensor
 
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
+from veriformer.properties.diagnosis.masks.placed import ones_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask
 from veriformer.properties.engine.property import holds
@@ -49,6 +51,11 @@ class _Padded:
         x = self.x[row : row + 1, self.mask[row]]
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         return self.stream(x, mask, path=path)[0]
+
+
+def _leak_cause(padded: _Padded, path: Path) -> str | None:
+    """Explain a leak of what is hidden: on a plain call, or else by path and place."""
+    return hiding_cause(padded.stream) or _cause(padded, path)
 
 
 def _cause(padded: _Padded, path: Path) -> str | None:
@@ -124,7 +131,7 @@ def padding_content_does_not_matter(case: Case) -> None:
             kept,
             was,
             "an output at a real position changed when padded positions were given other content",
-            cause=lambda path=path: _cause(padded, path),  # type: ignore[misc]
+            cause=lambda path=path: _leak_cause(padded, path),  # type: ignore[misc]
         )
     case.witness()
 
@@ -147,6 +154,7 @@ def _amount(case: Case, side: str) -> None:
                 alone,
                 f"a sequence of {padded.real[row]} gives other outputs when padded on the {side} to {padded.real[0]}",
                 bound=case.shifted_bound(padded.stream.built, alone) if side == "left" else None,
+                cause=lambda: hiding_cause(padded.stream, side),
             )
     case.witness()
 
@@ -206,6 +214,7 @@ def a_mask_of_ones_is_no_mask(case: Case) -> None:
             stream(x, path=path),
             stream(x, path=Path(mode=path.mode, backend=path.backend)),
             "a mask of all True changes the output",
+            cause=lambda: ones_cause(stream),
         )
     case.witness()
 
@@ -243,6 +252,7 @@ def masking_a_position_matters(case: Case) -> None:
                 partly[:, others] if stream.per_position else partly,
                 whole[:, others] if stream.per_position else whole,
                 "hiding a real position under the mask changes no output elsewhere: the mask is not read",
+                cause=lambda: hiding_cause(stream),
                 asks=("sparse", True),
             )
         moved = stream(changed, hidden, path=path)
@@ -250,6 +260,7 @@ def masking_a_position_matters(case: Case) -> None:
             moved[:, watched] if stream.per_position else moved,
             partly[:, watched] if stream.per_position else partly,
             "replacing inputs that the mask leaves visible changes nothing: the mask hides too much",
+            cause=lambda: hiding_cause(stream),
             asks=("sparse", True),
         )
     case.witness()
@@ -283,6 +294,7 @@ def an_empty_sample_harms_no_other(case: Case) -> None:
             output[0],
             stream(x, ordinary, path=path)[0],
             "a sample changed because another sample of the batch is all padding",
+            cause=lambda: hiding_cause(stream),
         )
     case.path = str(Path(mask="padded"))
     if case.subject.fact("empty_row") in ("zeros", "mean"):
@@ -315,14 +327,6 @@ def pooling_ignores_padding(case: Case) -> None:
         padded.x = torch.where(_broad(padded.mask, padded.x), padded.x, padded.stream.other(padded.x))
     pooled = padded.stream(padded.x, padded.mask)
     alone = padded.alone(1, Path())
-    real, longest = padded.real[1], padded.real[0]
-
-    def cause() -> str | None:
-        share = pooled[1] * longest / real
-        limit = case.tolerance(padded.stream.built)
-        if worst_difference(share, alone, size_of(alone)).error <= limit:
-            return f"the output is {real}/{longest} of the right one: the mean divides by the padded length"
-        return None
-
-    case.close(pooled[1], alone, "the pooled output changes with the amount of padding", cause=cause)
+    case.close(pooled[1], alone, "the pooled output changes with the amount of padding",
+               cause=lambda: hiding_cause(padded.stream))  # fmt: skip
     case.witness()

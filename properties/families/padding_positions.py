@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_mask
 from veriformer.properties.engine.property import holds
@@ -64,20 +65,26 @@ def _hides(case: Case, stream: Stream, x: Tensor, everything: Tensor, place: int
                 at(partly, seeing),
                 at(whole, seeing),
                 f"hiding position {place} of {length} under the mask changes no output that could see it",
-                cause=lambda path=path: _unread(stream, x, everything, path),  # type: ignore[misc]
+                cause=lambda path=path: _hides_nothing(stream, x, everything, path),  # type: ignore[misc]
             )
         if blind and not case.subject.fact("prefix"):
             case.close(
                 at(partly, blind),
                 at(whole, blind),
                 f"hiding position {place} of {length} under the mask changes outputs before it",
+                cause=lambda: hiding_cause(stream),
             )
         if others:
             case.close(
                 at(stream(changed, hidden, path=path), others),
                 at(partly, others),
                 f"other content at position {place} of {length}, which the mask hides, changes outputs elsewhere",
+                cause=lambda: hiding_cause(stream),
             )
+
+
+def _hides_nothing(stream: Stream, x: Tensor, everything: Tensor, path: Path) -> str | None:
+    return hiding_cause(stream) or _unread(stream, x, everything, path)
 
 
 def _unread(stream: Stream, x: Tensor, everything: Tensor, path: Path) -> str | None:
@@ -93,4 +100,8 @@ def _unread(stream: Stream, x: Tensor, everything: Tensor, path: Path) -> str | 
                 shown.append(place)
     if not shown:
         return "no output changes whichever position is hidden, its own neither: the mask is taken and not read"
-    return f"hidden positions show at {shown} of {length} alone: the mask is read for the length of the sequence"
+    if len(shown) == length:
+        return None
+    if shown == list(range(shown[0], length)):
+        return f"hidden positions show at {shown} of {length} alone: the mask is read for the length of the sequence"
+    return f"hidden positions show at {shown} of {length} alone"

@@ -42,7 +42,7 @@ def first() -> Subject:
     "PM-causal-ignored",
     "A causal decoder takes a padding mask and does not read it",
     killed_by=("padding.every-position-hides",),
-    cause="taken and not read",
+    cause="not applied",
 )
 def unread() -> Subject:
     def change(built: nn.Module) -> None:

@@ -114,7 +114,7 @@ def scaled_after() -> Subject:
     "attention-count",
     "Normalised by the number of keys",
     killed_by=("attention.duplicate-keys", "attention.definition"),
-    cause="equal values do not come back",
+    cause="instead of by their sum",
 )
 def normalised_by_count() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5).exp() * allow / s.shape[-1] ** 2 @ v)
@@ -196,7 +196,7 @@ def additive_taken_for_binary() -> Subject:
     "PM07",
     "Finite mask constant too weak",
     killed_by=("attention.masked-equals-removed",),
-    cause="gradient of a masked key",
+    cause="a finite number",
 )
 def weak_constant() -> Subject:
     return attention(lambda s, v, allow, d, h: (s * d**-0.5 + (~allow) * -100.0).softmax(-1) @ v)

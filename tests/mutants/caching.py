@@ -76,7 +76,7 @@ def _cached(model: nn.Module, chunks: Any) -> Tensor:
     "RP07",
     "Seen-token counter advanced mid-forward: upper layers off by one",
     killed_by=("decoding.cache",),
-    cause="chunk 2 begins",
+    cause="advanced by the chunk",
 )
 def counted_early() -> Subject:
     return turned(lambda positions, new: positions + new, from_layer=1)
@@ -86,7 +86,7 @@ def counted_early() -> Subject:
     "RP14",
     "Micro-batched inference broadcasts one position over the slice",
     killed_by=("decoding.cache",),
-    cause="chunk 2 begins",
+    cause="get one position",
 )
 def one_position() -> Subject:
     return turned(lambda positions, new: positions[:, -1:].expand_as(positions))
@@ -96,7 +96,7 @@ def one_position() -> Subject:
     "RP10",
     "Dynamic-NTK keys cached with old base",
     killed_by=("decoding.cache",),
-    cause="dynamic rotary|chunk 2 begins",
+    cause="how long the sequence is",
 )
 def old_base() -> Subject:
     class Dynamic(nn.Module):
@@ -121,7 +121,7 @@ def old_base() -> Subject:
     return _decoder(make, _cached, "rotary")
 
 
-@fault("RB05", "Relative bias dropped on cached decode", killed_by=("decoding.cache",), cause="chunk 2 begins")
+@fault("RB05", "Relative bias dropped on cached decode", killed_by=("decoding.cache",), cause="bias by distance")
 def without_bias() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
         cache, outputs = model.new_cache(), []  # type: ignore[operator]
@@ -141,7 +141,7 @@ def without_bias() -> Subject:
     "XA10",
     "Cross-attention cache updates lost by rebinding a dict entry",
     killed_by=("decoding.cache",),
-    cause="chunk 2 begins",
+    cause="not used",
 )
 def rebound() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
@@ -160,9 +160,7 @@ def rebound() -> Subject:
     return _plain_decoder(run, "rotary")
 
 
-@fault(
-    "KV11", "Cache never used; mask silently truncated to fit", killed_by=("decoding.cache",), cause="chunk 2 begins"
-)
+@fault("KV11", "Cache never used; mask silently truncated to fit", killed_by=("decoding.cache",), cause="not used")
 def never_used() -> Subject:
     def run(model: nn.Module, chunks: Any) -> Tensor:
         outputs, seen = [], 0
@@ -225,7 +223,10 @@ def windowed(cls: type[Windowed]) -> Subject:
 
 
 @fault(
-    "KV08", "Sliding-window cache wrong once length reaches the window", killed_by=("decoding.cache",), cause="chunk"
+    "KV08",
+    "Sliding-window cache wrong once length reaches the window",
+    killed_by=("decoding.cache",),
+    cause="overwritten",
 )
 def stale_slot() -> Subject:
     class Stale(Windowed):

@@ -170,7 +170,7 @@ class Unmasked(WeightedPooling):
     "PM11",
     "Pooling token ignores the mask",
     killed_by=("padding.content-irrelevant", "padding.pooling"),
-    cause="behind pooling",
+    cause="padded positions",
 )
 def pooled_with_padding() -> Subject:
     def change(built: nn.Module) -> None:

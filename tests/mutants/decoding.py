@@ -47,7 +47,7 @@ def through(cls: type[LayerCache]) -> Any:
     return run
 
 
-@fault("KV01-cache", "Value cache assigned from keys", killed_by=("decoding.cache",), cause="chunk 2 begins")
+@fault("KV01-cache", "Value cache assigned from keys", killed_by=("decoding.cache",), cause="stored for values")
 def values_from_keys() -> Subject:
     class Mixed(LayerCache):
         def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
@@ -58,7 +58,7 @@ def values_from_keys() -> Subject:
     return decoder(through(Mixed))
 
 
-@fault("KV02-cache", "The first token of the past is missing", killed_by=("decoding.cache",), cause="chunk 2 begins")
+@fault("KV02-cache", "The first token of the past is missing", killed_by=("decoding.cache",), cause="the first token")
 def first_missing() -> Subject:
     class Missing(LayerCache):
         def append(self, key: Tensor, value: Tensor, positions: Tensor) -> Any:
@@ -76,7 +76,7 @@ def first_missing() -> Subject:
     "KV-restart",
     "Positions start anew with every chunk",
     killed_by=("decoding.cache",),
-    cause="chunk",
+    cause="not used",
 )
 def restarted() -> Subject:
     def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
@@ -89,7 +89,7 @@ def restarted() -> Subject:
     "KV04-cache",
     "The cache survives into the next generation",
     killed_by=("decoding.cache",),
-    cause="the cache is not empty",
+    cause="not cleared",
 )
 def survives() -> Subject:
     def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
@@ -104,7 +104,7 @@ def survives() -> Subject:
     "KV-mask",
     "The mask of the past is forgotten",
     killed_by=("decoding.left-padding",),
-    cause="with left padding the cache",
+    cause="not used with the cache",
 )
 def mask_forgotten() -> Subject:
     def run(model: nn.Module, chunks: Any, attention_mask: Any = None) -> Tensor:
@@ -145,7 +145,7 @@ def not_reordered() -> Subject:
     return decoder(reordering(Skipped))
 
 
-@fault("KV07-beam", "Heads are reordered, not samples", killed_by=("decoding.beam-reorder",), cause="wrong past")
+@fault("KV07-beam", "Heads are reordered, not samples", killed_by=("decoding.beam-reorder",), cause="the heads of")
 def wrong_axis() -> Subject:
     class Heads(LayerCache):
         def reorder(self, samples: Tensor) -> None:
@@ -163,7 +163,7 @@ def wrong_axis() -> Subject:
     "KV10-beam",
     "The padding mask is not reordered with the beams",
     killed_by=("decoding.beam-reorder",),
-    cause="wrong past",
+    cause="mask of the past is not",
 )
 def mask_not_reordered() -> Subject:
     return decoder(reordering(LayerCache, keep_mask=True))
@@ -173,7 +173,7 @@ def mask_not_reordered() -> Subject:
     "KV-generate",
     "Generation with the cache restarts its positions",
     killed_by=("decoding.generate",),
-    cause="with the cache, step",
+    cause="past is not used",
 )
 def generates_wrongly() -> Subject:
     def generate(model: nn.Module, tokens: Tensor, steps: int, use_cache: bool) -> Tensor:

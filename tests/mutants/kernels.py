@@ -116,7 +116,7 @@ class _Repeat(torch.autograd.Function):
     "KN-grouped-backward",
     "The gradients of shared keys and values are summed over the wrong side of the groups",
     killed_by=("attention.grouped-queries",),
-    cause="",
+    cause="in the backward of _Repeat",
 )
 def wrong_groups_backward() -> Subject:
     class Kernel(_Kernel):

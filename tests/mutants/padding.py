@@ -37,7 +37,7 @@ def ignored() -> Subject:
     "PM13",
     "Padding mask applied to query rows rather than key columns",
     killed_by=("padding.content-irrelevant", "padding.amount-irrelevant"),
-    cause="in the forward of Wrong",
+    cause="laid over the queries",
 )
 def rows_for_columns() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -56,7 +56,12 @@ def inverted() -> Subject:
     return _layer(lambda right, scores, mask: right(scores, None if mask is None else ~mask))
 
 
-@fault("PM07-layer", "Finite mask constant too weak", killed_by=("padding.content-irrelevant",), cause="too weak")
+@fault(
+    "PM07-layer",
+    "Finite mask constant too weak",
+    killed_by=("padding.content-irrelevant",),
+    cause="too little",
+)
 def weak() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
         return right(scores if mask is None else scores + (~mask[:, None, None, :]) * -10.0, None)
@@ -68,7 +73,7 @@ def weak() -> Subject:
     "PM17",
     "Bitwise NOT on an integer mask: every key counts as blocked",
     killed_by=("padding.all-ones-mask", "padding.mask-matters"),
-    cause="not applied on this path",
+    cause="not applied",
 )
 def integer_not() -> Subject:
     def weights(right: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -106,7 +111,7 @@ def one_empty_for_all() -> Subject:
     return _layer(weights)
 
 
-@fault("PM08", "Left padding with arange position ids", killed_by=("padding.left",), cause="padded on the left")
+@fault("PM08", "Left padding with arange position ids", killed_by=("padding.left",), cause="positions count padding")
 def arange_positions() -> Subject:
     class Wrong(reference_model.Decoder):
         def with_weights(self, tokens: Any = None, attention_mask: Any = None, **given: Any) -> Any:
@@ -125,7 +130,7 @@ def arange_positions() -> Subject:
     "PM10",
     "Mean pooling averages padding positions",
     killed_by=("padding.pooling", "padding.amount-irrelevant"),
-    cause="behind pooling",
+    cause="the mean over all",
 )
 def mean_over_padding() -> Subject:
     class Mean(nn.Module):

@@ -168,7 +168,7 @@ def learned_clamped() -> Subject:
     )
 
 
-@fault("learned-shift", "Position t uses row t + 1", killed_by=("learned.table",), cause="offset of 1")
+@fault("learned-shift", "Position t uses row t + 1", killed_by=("learned.table",), cause="begin at row 1")
 def learned_shifted() -> Subject:
     return Subject(
         kind="positions",

@@ -53,28 +53,38 @@ class Sizes:
 
 def kernel_opinion(case: Case, problem: Violation) -> str | None:
     """Say under which condition a kernel is wrong, and what its weights are there; None where nothing explains it."""
+    where, told = _found(case, problem)
+    return ": ".join(part for part in (where, told) if part) if told else None
+
+
+def kernel_condition(case: Case, problem: Violation) -> str | None:
+    """Say under which condition alone a kernel is wrong."""
+    return _found(case, problem)[0] or None
+
+
+def _found(case: Case, problem: Violation) -> tuple[str, str | None]:
     mode = next((m for m in ("no_grad", "inference") if f"mode={m}" in problem.path), "grad")
     key = ("diagnosis of the kernel", mode)
     if key not in case.bench.measured:
+        case.bench.measured[key] = ("", None)  # where measuring breaks
         case.bench.measured[key] = _measured(case, mode)
-    told: str | None = case.bench.measured[key]
-    return told
+    found: tuple[str, str | None] = case.bench.measured[key]
+    return found
 
 
-def _measured(case: Case, mode: str) -> str | None:
+def _measured(case: Case, mode: str) -> tuple[str, str | None]:
     kernel = _Kernel(case, mode)
     if case.subject.fact("query_key_norm"):
-        return kernel.normed()
+        return "", kernel.normed()
     for where, sizes in _ladder(kernel):
         found = kernel.wrong(sizes)
         if found is None:
             continue
         if found.loud:
-            return where
+            return where, kernel.told_of_loud(found)
         larger = kernel.wrong(replace(found, queries=found.queries + 6, keys=found.keys + 6))
-        told = next((words for words in map(kernel.told, (larger, found)) if words), None)
-        return ": ".join(part for part in (where, told) if part) or None
-    return None
+        return where, next((words for words in map(kernel.told, (larger, found)) if words), None)
+    return "", None
 
 
 def _ladder(kernel: _Kernel) -> Iterator[tuple[str, Sizes]]:
@@ -119,8 +129,7 @@ def _with_masks(kernel: _Kernel, masked: Sizes, words: str) -> Iterator[tuple[st
     several = replace(masked, keys=5, batch=2, heads=masked.heads * heads, groups=masked.groups * heads)
     yield f"{words} and there are several samples and heads", several
     yield from kernel.first_wrong("keys", masked, f"{words}, ")
-    loud = "the row's maximum, or another number that all keys share, is taken over hidden keys too"
-    yield f"{words} and hidden keys are large: {loud}", replace(masked, keys=5, loud=True)
+    yield f"{words} and hidden keys are large", replace(masked, keys=5, loud=True)
 
 
 class _Kernel:
@@ -259,10 +268,28 @@ class _Kernel:
         q, k, _ = (x.double() for x in self.inputs(sizes))
         return None if read is None else normed_over(read.own, q, k)
 
+    def told_of_loud(self, sizes: Sizes) -> str:
+        """Say what large hidden keys do: they are seen, or nothing is."""
+        read = self.read(sizes)
+        if read is not None and bool((read.own[~read.allow].abs() > read.slack).any()):
+            return "they get a weight: the mask lowers scores by a finite number, which large scores exceed"
+        return "the row's maximum, or another number that all keys share, is taken over hidden keys too"
+
     def told(self, sizes: Sizes | None) -> str | None:
         """Say what the weights are like at these sizes."""
-        read = self.read(sizes) if sizes is not None else None
+        if sizes is None:
+            return None
+        if sizes.values > sizes.width and (lost := self._lost_channels(sizes)):
+            return lost
+        read = self.read(sizes)
         return (whose(read) or seen(read) or weighed(read)) if read is not None else None
+
+    def _lost_channels(self, sizes: Sizes) -> str | None:
+        """Say that values beyond the width of the keys come to nothing."""
+        got = self.output(sizes)
+        if got is None or bool(got[..., sizes.width :].any()) or not bool(got[..., : sizes.width].any()):
+            return None
+        return f"channels {sizes.width} to {sizes.values - 1} of the output are 0: values beyond the width of the keys are cut"
 
     def read(self, sizes: Sizes) -> Read | None:
         """Return the weights that it uses, read out by values that are 1 at one key of one sample and head."""

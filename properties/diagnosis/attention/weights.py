@@ -147,6 +147,10 @@ def _normalised(read: Read, sums: Tensor, rows: Tensor) -> str | None:
                 f"the weights of a row sum to {least}: {count} part in the softmax, without a value "
                 "(padding of a block that is not masked, or a sink)"
             )
+    divisors = shown.exp().sum(-1) / sums
+    if float(divisors.max() - divisors.min()) < 1e-6 * float(divisors.mean()):
+        number = float(divisors.mean())
+        return f"the exponentials are divided by {number:.4g} for every query instead of by their sum"
     return (
         f"the weights of a row stand in the right proportions and sum to {least} instead of 1: "
         "the denominator is wrong (the sum of the exponentials is not rescaled, or counts others)"

@@ -1,0 +1,1 @@
+"""Why decoding through a cache parts from the whole sequence."""

@@ -1,0 +1,212 @@
+"""Why decoding through a cache parts from the whole sequence: what each output sees, what is kept, where it stands.
+
+Three measurements, each on a new copy of the model. Which tokens the outputs of a cached run depend on, by replacing
+them one at a time, against those of the whole run. What the attentions of a cached run are given, against those of the
+whole run. And what a run leaves behind for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.diagnosis.caches.kept import kept_cause
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
+from veriformer.properties.engine.case import Case
+
+
+def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> str | None:
+    """Explain why a cached run gives another output than the whole sequence.
+
+    Args:
+        case: of the failure.
+        built: its model.
+        x: `[B, T]`, the sequence that failed.
+        sizes: of its chunks.
+    """
+    runs = CachedRuns(case, built)
+    if not runs.wrong(runs.cached(x, sizes), runs.whole(x)):
+        return _left_behind(runs, x, sizes)
+    told = _unseen(runs)
+    if told:
+        return told
+    for form in (sizes, [3, 1, 2, 1, 1], [1] * 6):
+        told = kept_cause(runs, form)
+        if told:
+            return told
+    return _error_by_chunks(runs)
+
+
+def _error_by_chunks(runs: CachedRuns) -> str | None:
+    """Say what is known where every output sees what it should and the attentions do not show."""
+    x = runs.tokens(2, runs.length)
+    wrong = runs.wrong(runs.cached(x, [1] * runs.length), runs.whole(x))
+    if not wrong:
+        return None
+    return (
+        f"each cached output depends on just the tokens that it should, and is wrong from position {wrong[0]} on: "
+        "positions of later chunks, or the kept keys and values themselves, are wrong"
+    )
+
+
+def _left_behind(runs: CachedRuns, x: Tensor, sizes: Sequence[int]) -> str | None:
+    """Tell what a cached run leaves for the next, where the first one on a new model is right."""
+    model, expected = runs.clean(), runs.whole(x)
+    before = runs.tokens(*x.shape)
+    runs.cached(before, sizes, on=model)
+    after = runs.cached(x, sizes, on=model)
+    if not runs.wrong(after, expected):
+        return "the first cached run on a new model is right: an earlier call changes it"
+    other = runs.clean()
+    runs.cached((before + 1) % runs.built.config.vocab_size, sizes, on=other)
+    moved = runs.wrong(runs.cached(x, sizes, on=other), after)
+    told = "a cached run is right on a new model and wrong after another run: "
+    if not moved:
+        return f"{told}what is left of that is not its tokens but their number: positions, or a mask, go on from there"
+    told += "the cache is not cleared between runs, and the tokens of the former one are still attended to"
+    third = runs.clean()
+    try:
+        runs.cached(runs.tokens(len(x) + 1, x.shape[1]), sizes, on=third)
+        is_right = not runs.wrong(runs.cached(x, sizes, on=third), expected)
+    except (SubjectError, RuntimeError):
+        return told
+    return f"{told}; after a run of another batch size it is right: only that clears it" if is_right else told
+
+
+def _unseen(runs: CachedRuns) -> str | None:
+    """Name what outputs of a cached run see and must not, or do not see and must; None where all is seen."""
+    length = runs.length
+    x = runs.tokens(2, length)
+    expected, allowed = runs.whole(x), runs.seen(None, x)
+    first = 3
+    single, chunked = [1] * length, [first, length - first]
+    steps = runs.wrong(runs.cached(x, single), expected)
+    whole = runs.wrong(runs.cached(x, [length]), expected)
+    by_step = runs.seen(single, x)
+    if whole and not bool((allowed & ~by_step).any()) and (told := _one_chunk(runs, x, allowed, steps_right=not steps)):
+        return told
+    by_chunk = runs.seen(chunked, x)
+    ahead = by_chunk & ~allowed & torch.ones_like(allowed).triu(1)
+    if bool(ahead.any()):
+        reach = sorted({s - t for t, s in ahead.nonzero().tolist()})
+        right = "" if whole else "a first chunk is right"
+        right += "" if steps else f"{' and' if right else ''} single-token steps are right"
+        far = "the later tokens of that chunk" if max(reach) > 1 else "the token one step ahead"
+        return (
+            f"in a chunk of several tokens behind a filled cache, tokens see {far}: the causal mask is "
+            f"{'missing' if max(reach) > 1 else 'off by one'} inside such a chunk" + (f" ({right})" if right else "")
+        )
+    if bool((by_step & ~allowed).any()):
+        back = max(t - s for t, s in (by_step & ~allowed).nonzero().tolist())
+        least = max(t - s for t, s in allowed.nonzero().tolist())
+        return (
+            f"the cached run sees {back} steps back where the whole run sees {least}: "
+            "the window is not applied to cached keys"
+        )
+    if bool((allowed & ~by_step).any()):
+        return _lost(runs, x, by_step, allowed)
+    if bool((allowed & ~by_chunk).any()) and not steps:
+        return _lost_in_chunk(by_chunk, allowed, first)
+    return None
+
+
+def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: bool) -> str | None:
+    """Tell what is wrong where a single chunk, with an empty cache, already differs."""
+    seen = runs.seen([x.shape[1]], x)
+    told = "single-token steps are right, and " if steps_right else ""
+    told += "the whole sequence as one chunk already differs: "
+    if bool((seen & ~allowed).any()):
+        return f"{told}on the cached path tokens see later ones, its causal mask is missing"
+    missing = allowed & ~seen
+    if not bool(missing.any()):
+        return None
+    length = len(allowed)
+    first = int(seen[-1].nonzero().min())
+    if steps_right and first and all(not bool(missing[t, first:].any()) for t in range(length)):
+        return (
+            f"{told}its earlier tokens lose keys that they should see, the last one loses none: the cache is cut to "
+            "what the last token sees before the chunk attends, not after"
+        )
+    return f"{told}{int(missing.sum())} of {int(allowed.sum())} pairs that should see one another do not"
+
+
+def _lost(runs: CachedRuns, x: Tensor, seen: Tensor, allowed: Tensor) -> str | None:
+    """Name what single-token steps do not see."""
+    length = len(allowed)
+    missing = allowed & ~seen
+    below = torch.ones_like(allowed).tril(-1) & allowed
+    if bool((missing == below).all()):
+        alone = torch.cat([runs.whole(x[:, t : t + 1]) for t in range(length)], dim=1)
+        fresh = not runs.wrong(runs.cached(x, [1] * length), alone)
+        more = (
+            ", and each chunk gives just what it gives as a sequence of its own, so positions start at 0 too"
+            if fresh
+            else ""
+        )
+        return f"no output depends on any token of an earlier chunk: the cached keys and values are not used{more}"
+    if length > 3 and all(bool((seen[t] == _only(length, 0, t)).all()) for t in range(1, length)):
+        return (
+            "a cached step sees the first token and itself alone: the causal mask of a step is aligned to the top left "
+            "(row 0), not to the last key"
+        )
+    columns = [s for s in range(length) if bool(missing[:, s].any())]
+    whole_columns = [s for s in columns if bool((missing[:, s] == below[:, s]).all())]
+    if columns == whole_columns:
+        named = "the first token" if columns == [0] else f"tokens {', '.join(map(str, columns))}"
+        return f"no later chunk sees {named} of the past, all others are seen: it is dropped from the cache, or hidden"
+    distances = sorted({t - s for t, s in missing.nonzero().tolist()})
+    kept = [t - s for t, s in (seen & below).nonzero().tolist()]
+    if kept and max(kept) < min(distances):
+        wanted = max(t - s for t, s in allowed.nonzero().tolist())
+        depth = max(1, runs.built.config.num_layers)
+        if wanted % depth or max(kept) % depth or wanted == length - 1:
+            depth = 1
+        window = f", with a window of {runs.window}," if runs.window else ""
+        return (
+            f"a cached step sees {max(kept) // depth} past tokens{' a layer' if depth > 1 else ''} where the whole "
+            f"run{window} sees {wanted // depth}: keys are dropped from the cache too early, or hidden there"
+        )
+    if min(distances) == 1 and all(bool(missing[t, t - 1]) for t in range(2, length)):
+        near = [d for d in distances if all(bool(missing[t, t - d]) for t in range(d + 1, length))]
+        if len(near) == len(distances) and max(near) < length - 2:
+            return f"a cached step does not see the {len(near)} tokens right before it; older ones are seen"
+    rows = [t for t in range(length) if bool(missing[t].any())]
+    if len(distances) == 1:
+        return (
+            f"from step {rows[0]} on cached steps do not see the token {distances[0]} before them, all others that "
+            "they should: that entry of the cache is lost, overwritten or hidden"
+        )
+    return (
+        f"from step {rows[0]} on cached steps do not see {int(missing.sum())} of {int(allowed.sum())} tokens that "
+        "they should: entries of the cache are lost or hidden"
+    )
+
+
+def _only(length: int, *places: int) -> Tensor:
+    row = torch.zeros(length, dtype=torch.bool)
+    row[list(places)] = True
+    return row
+
+
+def _lost_in_chunk(seen: Tensor, allowed: Tensor, first: int) -> str | None:
+    """Name what tokens of a later chunk of several do not see, where single-token steps see all."""
+    length = len(allowed)
+    missing = allowed & ~seen
+    rows = [t for t in range(length) if bool(missing[t].any())]
+    told = "single-token steps are right; in a chunk of several tokens behind a filled cache "
+    if rows == list(range(first, length)) and bool((missing[first:, :first] == allowed[first:, :first]).all()):
+        return f"{told}no token sees the past: the cached keys are hidden, or left out, there"
+    starts = [int(seen[t].nonzero().min()) for t in range(first, length)]
+    if len(set(starts)) == 1 and rows[-1] < length - 1:
+        return (
+            f"{told}the earlier tokens lose keys that they should see, the last one loses none: the cache is cut to "
+            "what the last token sees before the chunk attends, not after"
+        )
+    ends = [int(missing[t].nonzero().max()) for t in rows]
+    if all(end >= t - 1 for end, t in zip(ends, rows, strict=True)):
+        return f"{told}tokens do not see the keys right before them: the causal mask is aligned to the first key"
+    return f"{told}{len(rows)} do not see all that they should"

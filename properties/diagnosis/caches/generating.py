@@ -1,0 +1,135 @@
+"""Why cached generation chooses other tokens: what it was fed, what was left of a former call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.diagnosis.attentions import attentions
+from veriformer.properties.diagnosis.caches.cached import cache_cause
+from veriformer.properties.diagnosis.caches.kept import steps_of
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
+from veriformer.properties.engine.case import Case
+
+_STEPS = 5
+_SAMPLES = 4
+
+
+def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
+    """Explain why generation does not choose the best tokens.
+
+    Args:
+        case: of the failure.
+        built: its model.
+        use_cache: how it generates.
+    """
+    runs = CachedRuns(case, built)
+    prompts = [runs.tokens(2, 3) for _ in range(_SAMPLES)]
+    first = [_generated(runs, prompt, use_cache) for prompt in prompts]
+    pairs = list(zip(prompts, first, strict=True))
+    if all(_is_greedy(runs, prompt, got, _as_it_is) for prompt, got in pairs):
+        return _left_behind(runs, prompts, use_cache)
+    for transform, told in _contexts():
+        if all(_is_greedy(runs, prompt, got, transform) for prompt, got in pairs):
+            return told + (_fed(runs, prompts[0]) if use_cache else "")
+    if use_cache and case.subject.cache is not None:
+        x, sizes = first[0][:, :-1], [3, *[1] * (_STEPS - 1)]
+        chosen = runs.cached(x, sizes)[:, 2:].argmax(-1)
+        if torch.equal(chosen, first[0][:, 3:]):
+            return cache_cause(case, built, x, sizes)
+    return None
+
+
+def _generated(runs: CachedRuns, prompt: Tensor, use_cache: bool, on: Built | None = None) -> Tensor:
+    built = on or runs.clean()
+    with torch.no_grad():
+        got: Tensor = runs.case.ask("generate", prompt, _STEPS, use_cache, built=built)
+    return got
+
+
+Transform = Callable[[Tensor, int], Tensor]
+
+
+def _as_it_is(context: Tensor, _: int) -> Tensor:
+    return context
+
+
+def _behind(past: Tensor) -> Transform:
+    return lambda context, _: torch.cat([past, context], dim=1)
+
+
+def _is_greedy(runs: CachedRuns, prompt: Tensor, got: Tensor, transform: Transform) -> bool:
+    """Return whether each token is the best one behind a context that is made of what stands before it."""
+    length = prompt.shape[1]
+    for end in range(length, got.shape[1]):
+        logits = runs.whole(transform(got[:, :end], length))[:, -1]
+        best = logits.topk(2, dim=-1).values
+        clear = (best[:, 0] - best[:, 1]) > runs.limit(logits)
+        if bool((clear & (logits.argmax(-1) != got[:, end])).any()):
+            return False
+    return True
+
+
+def _contexts() -> list[tuple[Transform, str]]:
+    """Return what a context may be by mistake, the prompt's length given, and how to say so."""
+    return [
+        (
+            lambda x, n: torch.cat([x[:, :n], x[:, n - 1 :]], dim=1),
+            "each token is the best one behind a context in which the prompt's last token stands twice: it is fed once "
+            "with the prompt and once more as the first step",
+        ),
+        (
+            lambda x, n: torch.cat([x[:, : n - 1], x[:, n:]], dim=1),
+            "each token is the best one behind a context without the prompt's last token",
+        ),
+        (lambda x, n: x[:, 1:], "each token is the best one behind a context without its first token"),
+        (
+            lambda x, n: x[:, -1:],
+            "each token is the best one behind the last token alone: the past and its positions are not used",
+        ),
+        (lambda x, n: x[:, -2:], "each token is the best one behind the last 2 tokens alone: the past is not used"),
+        (
+            lambda x, n: x[:, n:] if x.shape[1] > n else x,
+            "each token is the best one behind the generated tokens alone: the prompt is lost after the first step",
+        ),
+        (
+            lambda x, n: x[:, :-1] if x.shape[1] > n else x,
+            "each token is the best one behind a context that lacks the newest token: each step is fed one too late",
+        ),
+    ]
+
+
+def _fed(runs: CachedRuns, prompt: Tensor) -> str:
+    """Say how many tokens were fed, where the attentions show it."""
+    model = runs.clean()
+    depth = len(attentions(lambda: runs.case.call(model, prompt)))
+    steps = steps_of(attentions(lambda: _generated(runs, prompt, True)), depth)
+    if steps is None:
+        return ""
+    fed, needed = sum(step.size for step in steps), prompt.shape[1] + _STEPS - 1
+    return f" ({fed} tokens are fed where {needed} are needed)" if fed != needed else ""
+
+
+def _left_behind(runs: CachedRuns, prompts: list[Tensor], use_cache: bool) -> str | None:
+    """Tell whether a former call changes the next; each first call, on a new model, was right."""
+    manner = "generation with the cache" if use_cache else "generation"
+    for before, prompt in pairwise(prompts):
+        model = runs.clean()
+        _generated(runs, before, use_cache, model)
+        second = _generated(runs, prompt, use_cache, model)
+        if _is_greedy(runs, prompt, second, _as_it_is):
+            continue
+        stale = torch.cat([_generated(runs, before, use_cache), prompt], dim=1)
+        is_context = False
+        for drop in (0, 1):
+            past = stale[:, : stale.shape[1] - prompt.shape[1] - drop]
+            is_context |= _is_greedy(runs, prompt, second, _behind(past))
+        more = ": the second call goes on behind the tokens of the first, whose cache is not cleared"
+        return f"{manner} is right on a new model and wrong after another call" + (
+            more if is_context else ": the cache of the first is not cleared"
+        )
+    return None

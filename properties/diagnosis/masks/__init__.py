@@ -1,0 +1,1 @@
+"""Why a padding mask does not hide what it must."""

@@ -1,0 +1,346 @@
+"""Why a padding mask does not hide what it must: which positions it hides instead, in which attention, from whom."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.attentions import Attended
+from veriformer.properties.diagnosis.masks.masked import Masked
+from veriformer.properties.diagnosis.masks.others import at_real, cause_of_others
+from veriformer.properties.diagnosis.masks.placed import placed_cause
+from veriformer.properties.diagnosis.masks.pooled import pooled_cause
+from veriformer.properties.diagnosis.masks.scaled import scaled_cause
+from veriformer.properties.engine.stream import Stream
+
+_LEAST = 1e-9  # a weight below is that of a hidden key
+
+
+def hiding_cause(stream: Stream, side: str = "") -> str | None:
+    """Explain how hidden content, or the amount of padding, reaches outputs; silent where that cannot be measured.
+
+    Args:
+        stream: the subject that failed.
+        side: on which the amount of padding matters, if that is what failed.
+    """
+    try:
+        with off_the_record(stream.case):
+            return _hiding_cause(stream, side)
+    except Exception:  # another measurement may still tell
+        return None
+
+
+def batch_cause(stream: Stream, x: Tensor, order: list[int]) -> str | None:
+    """Explain why permuted samples give other outputs, where they do with masks alone."""
+    try:
+        with off_the_record(stream.case):
+            masked = Masked(stream.case, stream)
+            x = x.to(masked.built.dtype) if x.is_floating_point() else x
+            if bool(masked.moved(masked(x[order]), masked(x)[order]).any()):
+                return None
+    except Exception:  # another measurement may still tell
+        return None
+    return hiding_cause(stream)
+
+
+def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
+    masked = Masked(stream.case, stream)
+    causal = bool(stream.case.subject.fact("causal")) and masked.per_position
+    side = "right" if masked.side == "right" or (masked.side == "both" and not causal) else "left"
+    if told := _left_behind(masked, side):
+        return told
+    x = masked.draw(1)
+    mask = masked.padded(x, [masked.real], side)
+    hidden = [s for s in range(masked.length) if not mask[0, s]]
+    seen = masked.is_seen(x, mask)
+    shown = [s for s in hidden if seen[s]]
+    if shown:
+        return (
+            _instead(masked)
+            or _in_attentions(masked, x, mask, side)
+            or _pooled(masked)
+            or _before_attentions(masked, x, mask)
+            or scaled_cause(masked, x, mask)
+            or _from_neighbours(masked, x, mask, shown, hidden)
+        )
+    return (
+        cause_of_others(masked, side)
+        or _instead(masked)
+        or _pooled(masked)
+        or (placed_cause(masked, amount_on) if amount_on else None)
+    )
+
+
+def _left_behind(masked: Masked, side: str) -> str | None:
+    """Tell whether a call changes its mask or its input, or an earlier mask is used in a later call."""
+    x = masked.draw(2)
+    first = masked.padded(x, [masked.real, masked.length - 1], side)
+    second = masked.padded(x, [masked.length - 1, masked.real + 1], side)
+    given, content = first.clone(), x.clone()
+    with torch.no_grad():
+        masked.on(masked.clean())(content, given)
+    if not torch.equal(given, first):
+        inverted = torch.equal(given, ~first)
+        return f"a call changes the mask that it is given{' to its inverse' if inverted else ''}, in place"
+    if not torch.equal(content, x):
+        return "a call changes the input that it is given, in place, at padded positions"
+    model = masked.clean()
+    masked(x, first, model)
+    after, right = masked(x, second, model), masked(x, second)
+    if not bool(at_real(masked, masked.moved(after, right), second).any()):
+        return None
+    for used, told in (
+        (first, "the mask of an earlier call of that shape is used again in place of the new one"),
+        (first & second, "what an earlier call of that shape has hidden stays hidden: a kept mask is changed in place"),
+    ):
+        if not bool(at_real(masked, masked.moved(after, masked(x, used)), second & used).any()):
+            return told
+    return "with a mask, a call is right on a new model and wrong after a call with another mask"
+
+
+def _instead(masked: Masked) -> str | None:
+    """Hide one position at a time: what is hidden in its place, by one rule for all places."""
+    length = 6
+    x = masked.draw(1, length)
+    everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    open_ = masked.is_seen(x, everything)
+    if not all(open_[1:-1]):
+        return None
+    if masked.side != "both":
+        return _instead_at_the_end(masked, x, open_) if masked.side == "right" else None
+    gone: list[list[int]] = []
+    for place in range(length):
+        mask = everything.clone()
+        mask[0, place] = False
+        seen = masked.is_seen(x, mask)
+        gone.append([s for s in range(length) if open_[s] and not seen[s]])
+    places = range(length)
+    reach = [s for s in places if open_[s]]
+
+    def all_hide(of: dict[int, int]) -> bool:
+        return all(gone[p] == [of[p]] for p in of if of[p] in reach) and any(of[p] in reach for p in of)
+
+    for step in (1, -1):
+        if all_hide({p: p + step for p in places if 0 <= p + step < length and p in reach}):
+            front = ""
+            if step < 0 and masked.case.subject.kind == "classifier":
+                front = ", as where a token is put in front of the sequence and the mask is extended at its end"
+            return (
+                f"hiding position p hides position p {'+' if step > 0 else '-'} 1 instead, for every p: the mask is "
+                f"shifted by one against the sequence{front}"
+            )
+    if len(reach) > 2 and all_hide({p: length - 1 - p for p in places}):
+        return "hiding position p hides position T - 1 - p: the mask is applied in reversed order"
+    if len(reach) > 2 and all(gone[p] == [s for s in reach if s != p] for p in reach):
+        return "hiding one position hides all others and leaves that one visible: the mask is inverted"
+    if all(gone[p] == [length - 1] for p in places):
+        return (
+            f"whichever position is hidden, the last of {length} is: only the number of real positions is read, as a "
+            "length"
+        )
+    if all(not own for own in gone[:-1]) and gone[-1] == [length - 1]:
+        return "hiding a position hides nothing but at the end: the mask is read for the last real position"
+    return None
+
+
+def _instead_at_the_end(masked: Masked, x: Tensor, open_: list[bool]) -> str | None:
+    """As `_instead`, where padding stands on the right alone: shorten a sequence by one position after another."""
+    length = x.shape[1]
+    gone = {}
+    for real in range(2, length):
+        seen = masked.is_seen(x, masked.padded(x, [real], "right"))
+        gone[real] = [s for s in range(length) if open_[s] and not seen[s]]
+    if all(gone[r] == [s for s in range(r - 1, length - 1) if open_[s]] for r in gone):
+        return (
+            "the last real position is hidden and the last padded one is seen, however many are padding: the mask is "
+            "shifted by one against the sequence"
+            + (
+                ", as where a token is put in front of the sequence and the mask is extended at its end"
+                if masked.case.subject.kind == "classifier"
+                else ""
+            )
+        )
+    if all(gone[r] == list(range(r + 1, length)) for r in gone):
+        return "the first padded position is seen, however many are padding, and no other: the mask is one too long"
+    return None
+
+
+def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | None:
+    """Read off the attentions which of them give padded keys a weight, and which one."""
+    seen, plain = masked.attended(x, mask), masked.attended(x)
+    if not seen or len(seen) != len(plain):
+        return None
+    over_keys, over_queries = (float((plain[0].weights.sum(axis) - 1).abs().max()) < 1e-3 for axis in (-1, -2))
+    if not over_keys:
+        return (
+            "the weights of a key sum to one over the queries: the softmax runs over queries" if over_queries else None
+        )
+    real = mask[0].cpu()
+    leaks, shares = [], []
+    for a in seen:
+        queries = real if a.weights.shape[-2] == masked.length else torch.ones(a.weights.shape[-2], dtype=torch.bool)
+        rows = a.weights.cpu()[..., queries, :]
+        leaks.append(bool((rows[..., ~real] > _LEAST).any()))
+        shares.append(float(rows[..., ~real].sum(-1).mean()))
+    if not any(leaks):
+        return None
+    many = len(seen)
+    wrong = [c for c, leak in enumerate(leaks) if leak]
+    first, without = seen[0], plain[0]
+    if wrong[0] == 0 and first.weights.shape == without.weights.shape and first.weights.shape[-2] == masked.length:
+        told = _over_queries(masked, x, mask, first, without)
+        if told:
+            return told + (f"; attention {wrong[-1] + 2} of {many} hides padding" if len(wrong) < many else "")
+    if len(wrong) < many:
+        return _some_leak(masked, seen, wrong, real)
+    if first.weights.shape[-2] == masked.length and not bool(
+        (first.weights.cpu()[..., real, :][..., real] > _LEAST).any()
+    ):
+        return "real keys get no weight and padded ones all of it: the mask is inverted"
+    score = _hidden_score(first, real)
+    told = f"padded keys get {shares[0]:.2g} of the weight of a real query in attention 1 of {many}"
+    return f"{told}: {score}" if score else told
+
+
+def _over_queries(masked: Masked, x: Tensor, mask: Tensor, first: Attended, without: Attended) -> str | None:
+    """Tell a mask over the rows of the first attention, and one that does nothing there."""
+    real = mask[0].cpu()
+    if not bool((without.weights.cpu()[..., real, :][..., ~real] > _LEAST).any()):
+        return None
+    same = (first.weights - without.weights).abs().cpu() <= 1e-6
+    if not bool(same[..., real, :].all()):
+        return None
+    if not bool(same[..., ~real, :].all()):
+        return (
+            "the weights of real queries are those without a mask, those of padded queries are not: the mask is laid "
+            "over the queries (rows) instead of the keys (columns)"
+        )
+    if not bool(masked.moved(masked(x, mask), masked(x)).any()):
+        return "the output with the mask equals the output without it: the padding mask is not applied"
+    return None
+
+
+def _some_leak(masked: Masked, seen: list[Attended], wrong: list[int], real: Tensor) -> str | None:
+    many = len(seen)
+    crossing = [c for c, a in enumerate(seen) if a.weights.shape[-2] != masked.length]
+    if masked.case.subject.kind == "encoder_decoder" and crossing and wrong == crossing:
+        return (
+            "the encoder's attentions give padded source positions no weight and the decoder's cross-attentions do: "
+            "the source mask is not used in the cross-attention"
+        )
+    right = [c for c in range(many) if c not in wrong]
+    if masked.case.subject.kind == "encoder_decoder" and crossing and right == crossing:
+        return (
+            "the decoder's cross-attentions give padded source positions no weight and the encoder's attentions do: "
+            "the source mask is not used inside the encoder"
+        )
+    names = ", ".join(str(c + 1) for c in wrong)
+    inverted = all(
+        bool((seen[c].weights.cpu()[..., real, :][..., real] <= _LEAST).all())
+        for c in wrong
+        if seen[c].weights.shape[-2] == masked.length
+    )
+    if inverted:
+        return (
+            f"attention {', '.join(str(c + 1) for c in right)} of {many} hides padding, attention {names} hides the "
+            "real positions and sees padding: the mask is inverted again on the way through the layers"
+        )
+    return (
+        f"attention {', '.join(str(c + 1) for c in right)} of {many} gives padded keys no weight, attention {names} "
+        "does: the mask does not reach it"
+    )
+
+
+def _hidden_score(a: Attended, real: Tensor) -> str | None:
+    """Tell with which score hidden keys enter: from the weights, and the products of visible keys."""
+    if a.weights.shape[:-2] != a.query.shape[:-2] or a.query.shape[:-2] != a.key.shape[:-2]:
+        return None
+    product = (a.query.double() @ a.key.double().transpose(-2, -1)).cpu()
+    weights = a.weights.double().cpu()
+    rows = real if weights.shape[-2] == len(real) else torch.ones(weights.shape[-2], dtype=torch.bool)
+    product, logs = product[..., rows, :].flatten(0, -2), weights.clamp(min=1e-300).log()[..., rows, :].flatten(0, -2)
+    usable = (weights[..., rows, :].flatten(0, -2)[:, real] > 1e-12).all(dim=1)
+    product, logs = product[usable], logs[usable]
+    p, w = product[:, real], logs[:, real]
+    if p.shape[1] < 3 or not len(p):
+        return None
+    p0, w0 = p - p.mean(1, keepdim=True), w - w.mean(1, keepdim=True)
+    scale = float((p0 * w0).sum() / p0.square().sum())
+    if float((w0 - scale * p0).abs().max()) > 1e-3 or scale <= 0:  # a bias, or another score
+        if logs[:, ~real].shape[1] > 2 and float((logs[:, ~real].std(1) / w0.std(1)).max()) < 1e-3:
+            return "each of them the same: their score is one finite constant instead of -inf"
+        return None
+    base = (w - scale * p).mean(1, keepdim=True)
+    entered = logs[:, ~real] - base
+    added = entered - scale * product[:, ~real]
+    if float(entered.std()) < 1e-3:
+        value = float(entered.mean())
+        value = 0.0 if abs(value) < 1e-3 else value
+        more = " (multiplied by the mask, or filled with a number that is no -inf)" if value == 0 else ""
+        return f"they enter the softmax with a score of {value:.4g} instead of -inf{more}"
+    if float(added.std()) < 1e-3:
+        value = float(added.mean())
+        if abs(value) < 1e-3:
+            return "they enter with their own scores, the mask is not applied to them"
+        return f"the mask adds {value:.4g} to their scores, too little for -inf"
+    return None
+
+
+def _pooled(masked: Masked) -> str | None:
+    return pooled_cause(masked) if masked.case.subject.kind == "classifier" else None
+
+
+def _before_attentions(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
+    """Tell whether keys, values or queries of real positions change with hidden content, before anything attends."""
+    real = mask[0].cpu()
+    other = torch.where(mask[..., None] if x.ndim == 3 else mask, x, masked.stream.other(x))
+    one, two = masked.attended(x, mask), masked.attended(other, mask)
+    if not one or len(one) != len(two):
+        return None
+    a, b = one[0], two[0]
+    parts = {"queries": (a.query, b.query), "keys": (a.key, b.key), "values": (a.value, b.value)}
+    changed, scaled = [], True
+    for name, (before, after) in parts.items():
+        if before.shape[-2] != len(real):
+            continue
+        before, after = before.cpu()[..., real, :].double(), after.cpu()[..., real, :].double()
+        far = (after - before).abs()
+        if float(far.max()) > 1e-6 * float(before.abs().max()):
+            changed.append(name)
+            ratio = after / before
+            scaled &= float((ratio - ratio.mean(-2, keepdim=True)).abs().max()) < 1e-4 * float(ratio.abs().max())
+            rows = (far.amax(-1).flatten(0, -2).amax(0) > 1e-6 * float(before.abs().max())).nonzero().flatten()
+            places = real.nonzero().flatten()[rows].tolist()
+            if len(places) < int(real.sum()):
+                hidden = (~real).nonzero().flatten()
+                reach = max(int((hidden - p).abs().min()) for p in places)
+                return (
+                    f"the {' and '.join(changed)} of the real positions {places} beside padding change with its "
+                    f"content before anything attends: it enters from up to {reach} positions away, as through a "
+                    "convolution over padded positions that are not zeroed"
+                )
+    if not changed:
+        return None
+    told = " and ".join([", ".join(changed[:-1]), changed[-1]] if len(changed) > 1 else changed)
+    kept = [name for name in parts if name not in changed]
+    how = "each channel is scaled by one factor at all positions" if scaled else "they are mixed over positions"
+    rest = f", {' and '.join(kept)} do not" if kept else ""
+    return (
+        f"the {told} of real positions change with hidden content before anything attends{rest}, and padded keys get "
+        f"no weight: {how}, as by a norm (or a mean) over time instead of over the channels of a position"
+    )
+
+
+def _from_neighbours(masked: Masked, x: Tensor, mask: Tensor, shown: list[int], hidden: list[int]) -> str | None:
+    """Tell padding that is seen next to real positions alone from padding that is seen everywhere."""
+    real = [t for t in range(masked.length) if t not in hidden]
+    reach = max(min(abs(s - t) for t in real) for s in shown)
+    if not masked.attended(x, mask):
+        return None
+    if len(shown) < len(hidden):
+        return (
+            f"no attention gives padded keys a weight, and padding within {reach} positions of a real one is seen: it "
+            "enters from neighbours, as through a convolution over padded positions that are not zeroed"
+        )
+    return None

@@ -1,0 +1,66 @@
+"""Whether hidden content enters as a factor of whole rows: through a normaliser alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.diagnosis.masks.masked import Masked
+
+
+def scaled_cause(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
+    """Say that real rows are scaled by one factor, of a row or of each head of a row, where hidden content enters."""
+    other = torch.where(mask[..., None] if x.ndim == 3 else mask, x, masked.stream.other(x))
+    one, two = _tensors(masked, x, mask), _tensors(masked, other, mask)
+    real = mask[0].cpu()
+    for (name, before), (again, after) in zip(one, two, strict=False):
+        if name != again or before.shape != after.shape:
+            return None
+        before, after = before[real], after[real]
+        if float((after - before).abs().max()) <= 1e-6 * float(before.abs().max()):
+            continue
+        for parts, whose in ((1, "a row"), (masked.built.config.num_heads, "a row and head")):
+            if before.shape[-1] % parts or before.shape[-1] // parts < 2:
+                continue
+            ratio = (after / before).unflatten(-1, (parts, -1))
+            if float((ratio / ratio.mean(-1, keepdim=True) - 1).abs().max()) < 1e-4:
+                return (
+                    f"at {name} each real row is scaled by one factor {whose} when hidden content is replaced, and is "
+                    "otherwise the same: what is hidden is left out of the sum, not of the normaliser that divides it"
+                )
+        return None
+    return None
+
+
+def _tensors(masked: Masked, x: Tensor, mask: Tensor) -> list[tuple[str, Tensor]]:
+    """Return `[T, D]` of all that modules are given and give, in order."""
+    built = masked.clean()
+    found: list[tuple[str, Tensor]] = []
+    if not isinstance(built.module, nn.Module):
+        return found
+
+    def note(place: str, value: Any) -> None:
+        fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
+        if fits and value.shape[:2] == x.shape[:2]:
+            found.append((place, value[0].detach().double().cpu()))
+
+    hooks = []
+    for name, part in built.module.named_modules():
+        label = f"{name} ({type(part).__name__})" if name else type(part).__name__
+
+        def before(_: nn.Module, args: Any, label: str = label) -> None:
+            for value in args:
+                note(f"the input of {label}", value)
+
+        def after(_: nn.Module, __: Any, output: Any, label: str = label) -> None:
+            note(f"the output of {label}", output)
+
+        hooks += [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
+    try:
+        masked(x, mask, built)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
