@@ -61,7 +61,13 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
             {
                 "set": path.parent.name, "file": path.stem, "which": which, "profile": profile, "seed": seed,
                 "what": getattr(module, "WHAT", ""), "seconds": time.perf_counter() - start,
-                "told": [{"id": r.id, "outcome": r.outcome, "declare": r.declare, "reason": r.reason} for r in told],
+                "told": [
+                    {
+                        "id": r.id, "outcome": r.outcome, "declare": r.declare, "reason": r.reason,
+                        "cause": r.counterexample.cause if r.counterexample else "",
+                    }
+                    for r in told
+                ],
             }
         )  # fmt: skip
     return rows

@@ -289,7 +289,8 @@ class _Kernel:
         got = self.output(sizes)
         if got is None or bool(got[..., sizes.width :].any()) or not bool(got[..., : sizes.width].any()):
             return None
-        return f"channels {sizes.width} to {sizes.values - 1} of the output are 0: values beyond the width of the keys are cut"
+        which = f"channels {sizes.width} to {sizes.values - 1}"
+        return f"{which} of the output are 0: values beyond the width of the keys are cut off"
 
     def read(self, sizes: Sizes) -> Read | None:
         """Return the weights that it uses, read out by values that are 1 at one key of one sample and head."""
