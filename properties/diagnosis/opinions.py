@@ -14,6 +14,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
 from veriformer.properties.diagnosis.batches import TOKENWISE
+from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
 from veriformer.properties.diagnosis.precision import precision_cause
@@ -82,7 +83,11 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     own = _asked(problem.cause)
     if own and _FACT.search(own):
         return own  # the fact that takes the failure back is asked about
-    return _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after") or ""
+    told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
+    if told:
+        return told
+    with off_the_record(case):
+        return _asked(lambda: condition_of(prop, case)) or ""
 
 
 def _first_of(prop: Property, case: Case, problem: Violation, rank: str) -> str | None:

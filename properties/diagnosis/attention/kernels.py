@@ -35,7 +35,7 @@ _SEEDS = (7, 8, 9)  # of inputs: which block holds the largest score decides wha
 class Sizes:
     """One way to call a kernel: B, H, key-value heads, T, S, K, E, and whether a mask or the causal flag is given.
 
-    `loud`: keys that the mask hides are a thousand times larger. `seed`: of the inputs.
+    `loud`: keys that the mask hides are a thousand times larger. `level`: of all scores. `seed`: of the inputs.
     """
 
     batch: int = 1
@@ -48,6 +48,7 @@ class Sizes:
     masked: bool = False
     causal: bool = False
     loud: bool = False
+    level: float = 0.0
     seed: int = 7
 
 
@@ -82,6 +83,8 @@ def _measured(case: Case, mode: str) -> tuple[str, str | None]:
             continue
         if found.loud:
             return where, kernel.told_of_loud(found)
+        if found.level:
+            return where, kernel.told_of_level(found)
         larger = kernel.wrong(replace(found, queries=found.queries + 6, keys=found.keys + 6))
         return where, next((words for words in map(kernel.told, (larger, found)) if words), None)
     return "", None
@@ -95,6 +98,8 @@ def _ladder(kernel: _Kernel) -> Iterator[tuple[str, Sizes]]:
         yield kernel.multiples(plain), plain
     yield from kernel.first_wrong("keys", plain)
     yield from kernel.first_wrong("queries", plain)
+    for level, words in ((-2000.0, "far below 0"), (2000.0, "far above 0")):
+        yield f"where all scores of a row are {words}", replace(plain, level=level)
     yield "where there are as many queries as keys", square
     yield "where there are more queries than keys", replace(plain, queries=5)
     if not kernel.has_own_sizes:
@@ -166,6 +171,9 @@ class _Kernel:
         )
         q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in shapes)
         q = q / 2  # weights that can all be told from 0
+        if sizes.level:
+            q[..., 0] = 1.0
+            k[..., 0] = sizes.level / self.scale(sizes)
         mask = self.mask(sizes) if sizes.loud else None
         if mask is not None:
             k = torch.where(mask.any(2, keepdim=True).transpose(-2, -1), k, 1000 * k)
@@ -227,7 +235,7 @@ class _Kernel:
             return False
         if self.case.subject.fact("sink"):
             read = self.read(sizes)
-            return read is not None and not read.is_right()
+            return read is not None and not (read.is_right() and self._sink_is_one(sizes, read))
         q, k, v = self.inputs(sizes)
         allow = self.allowed(sizes)
         cap = self.case.subject.fact("soft_cap")
@@ -236,6 +244,19 @@ class _Kernel:
         shown = torch.ones(got.shape[:3], dtype=torch.bool) if allow is None else allow.any(-1).expand(got.shape[:3])
         off = ((got - expected).abs() > bound) | ~got.isfinite()
         return bool(off[shown].any())
+
+    def _sink_is_one(self, sizes: Sizes, read: Read) -> bool:
+        times = self._sink_times(sizes, read)
+        return times is None or abs(times - 1) < 1e-4
+
+    def _sink_times(self, sizes: Sizes, read: Read) -> float | None:
+        """Return how often the sink counts in the denominator, in units of that at the plainest sizes."""
+        if sizes == self.plain or sizes.heads != self.plain.heads:
+            return None
+        plain = self.read(self.plain)
+        if plain is None:
+            return None
+        return float(read.sink_mass().mean() / plain.sink_mass().mean())
 
     def first_wrong(self, axis: str, plain: Sizes, words: str = "") -> Iterator[tuple[str, Sizes]]:
         """Yield the first length that is wrong, where shorter ones are right, with the longest of those."""
@@ -275,6 +296,17 @@ class _Kernel:
             return "they get a weight: the mask lowers scores by a finite number, which large scores exceed"
         return "the row's maximum, or another number that all keys share, is taken over hidden keys too"
 
+    def told_of_level(self, sizes: Sizes) -> str | None:
+        """Say what scores that are all far from 0 do, though a softmax does not know what is added to all of them."""
+        got = self.output(sizes)
+        if got is None:
+            return None
+        if not bool(got.isfinite().all()):
+            return "the output is not finite: the exponentials overflow, or 0 is divided by 0; no maximum is subtracted"
+        if not bool(got.any()):
+            return "the output is 0: the exponentials underflow; what is subtracted is not the row's maximum"
+        return None
+
     def told(self, sizes: Sizes | None) -> str | None:
         """Say what the weights are like at these sizes."""
         if sizes is None:
@@ -282,6 +314,9 @@ class _Kernel:
         if sizes.values > sizes.width and (lost := self._lost_channels(sizes)):
             return lost
         read = self.read(sizes)
+        if read is not None and read.has_sink and read.is_right():
+            times = self._sink_times(sizes, read)
+            return f"the sink counts {times:.4g} times in the denominator instead of once" if times else None
         return (whose(read) or seen(read) or weighed(read)) if read is not None else None
 
     def _lost_channels(self, sizes: Sizes) -> str | None:

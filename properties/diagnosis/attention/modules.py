@@ -120,6 +120,8 @@ def _read(case: Case, built: Built, x: Tensor, memory: Tensor, mask: Tensor | No
         allow = allow.tril()
     if mask is not None:
         allow = allow & mask.cpu()[:, None, None]
+        if memory is x:
+            allow = allow & mask.cpu()[:, None, :, None]  # what a padded query gives is free
     given = None if mask is None else mask.cpu()[:, None, None].expand(allow.shape)
     return Read(
         weights, cross * scale, allow, cross, mask=given,

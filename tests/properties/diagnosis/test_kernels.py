@@ -135,4 +135,4 @@ def test_nothing_is_said_of_a_right_kernel() -> None:
 
 def test_noise_and_work_in_place_are_told() -> None:
     assert "acts in eval mode" in (unsteady_opinion(case_of("noise"), Violation("it is wrong")) or "")
-    assert "its own argument 0 in place" in (unsteady_opinion(case_of("in place"), Violation("it is wrong")) or "")
+    assert "changes the queries in place" in (unsteady_opinion(case_of("in place"), Violation("it is wrong")) or "")

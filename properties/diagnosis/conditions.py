@@ -1,0 +1,92 @@
+"""Under which condition a property fails, found by judging more cases: what all failing ones share and no other has.
+
+No cause, but where to look: `fails wherever T >= 5`. Told only if one size or one choice alone parts all cases.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.tally import Tally
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.draws import RandomDraws, RejectedError
+from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, VacuousCheckError, Violation
+
+_CASES, _SECONDS = 40, 1.5
+_EACH = 5  # cases on either side at least: a condition that holds by chance parts ten cases once in a thousand
+_SIZES = ("d_model", "num_heads", "num_key_value_heads", "d_head", "num_layers", "d_ff", "vocab_size")
+_CHOICES = {
+    "B": "the batch", "T": "T", "S": "S", "H": "the number of heads", "K": "d_head",
+    "real": "the number of real positions",
+    "dtype": "the dtype", "side": "the side of the padding", "stream": "the side of the model",
+}  # fmt: skip
+"""Choices of a case that a reader knows, and what they are called."""
+
+
+def condition_of(prop: Property, case: Case) -> str | None:
+    """Return the one condition that parts failing cases from others, in words; None if there is none, or several."""
+    rows = list(_judged(prop, case))
+    failing = [features for features, failed in rows if failed]
+    others = [features for features, failed in rows if not failed]
+    if min(len(failing), len(others)) < _EACH:
+        return None
+    found: dict[str, str] = {}
+    for name in set.intersection(*(set(features) for features, _ in rows)):
+        told = _parts(name, [f[name] for f in failing], [f[name] for f in others])
+        if told:
+            found[name] = told
+    if len(found) != 1:
+        return None
+    (told,) = found.values()
+    return f"fails wherever {told} ({len(failing)} cases), and nowhere else ({len(others)})"
+
+
+def _judged(prop: Property, case: Case) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Judge cases drawn anew until the time is over; what they drew, and whether they failed."""
+    bench, end = case.bench, time.perf_counter() + _SECONDS
+    kept, bench.tally = bench.tally, Tally()
+    try:
+        for seed in range(_CASES):
+            if time.perf_counter() > end:
+                return
+            drawn = Case(bench, RandomDraws(seed, {}))
+            try:
+                prop.check(drawn)
+                failed = False
+            except Violation:
+                failed = True
+            except (RejectedError, NotSpokenOfError, VacuousCheckError, SubjectError):
+                continue
+            except (BudgetSpent, SubjectTimeoutError):
+                return
+            yield _features(drawn), failed
+    finally:
+        bench.tally = kept
+
+
+def _features(case: Case) -> dict[str, Any]:
+    config = case.config()
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in _SIZES}
+    return sizes | {_CHOICES[k]: v for k, v in case.choices.items() if k in _CHOICES and isinstance(v, int | str)}
+
+
+def _parts(name: str, failing: list[Any], others: list[Any]) -> str | None:
+    """Say how one feature parts two groups of cases; None if it does not."""
+    if any(isinstance(v, str | bool) for v in (*failing, *others)):
+        if len(set(failing)) == 1 and failing[0] not in others:
+            return f"{name} is {failing[0]}"
+        if len(set(others)) == 1 and others[0] not in failing:
+            return f"{name} is not {others[0]}"
+        return None
+    if min(failing) > max(others):
+        return f"{name} is {min(failing)} or more"
+    if max(failing) < min(others):
+        return f"{name} is {max(failing)} or less"
+    for block in (2, 4, 8, 16, 32):
+        if all(v % block for v in failing) and not any(v % block for v in others):
+            return f"{name} is no multiple of {block}"
+    return None
