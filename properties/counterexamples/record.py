@@ -22,13 +22,14 @@ from veriformer.properties.results.records import Counterexample
 
 def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexample:
     """Describe a violation: asks its follow-up questions, and runs the case once more to record the script."""
-    subject = case.bench.subject
-    text = json.dumps([subject.kind, subject.target or subject.name, prop.id, case.choices], sort_keys=True)
+    subject, choices = case.bench.subject, dict(case.choices)  # what explains the case may draw more
+    text = json.dumps([subject.kind, subject.target or subject.name, prop.id, choices], sort_keys=True)
+    sizes = "" if subject.build is None else case.sizes
     influence = _asked(problem.influence)
     found = Counterexample(
         id=hashlib.sha256(text.encode()).hexdigest()[:8],
-        choices=case.choices,
-        sizes="" if case.subject.build is None else case.sizes,
+        choices=choices,
+        sizes=sizes,
         headline=problem.headline,
         got=problem.got,
         expected=problem.expected,

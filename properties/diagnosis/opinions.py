@@ -78,6 +78,7 @@ OPINIONS: tuple[Opinion, ...] = (
 
 def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     """Return what explains a failure, in one sentence, or an empty one."""
+    case.go_on()
     if told := _first_of(prop, case, problem, "first"):
         return told
     own = _asked(problem.cause)

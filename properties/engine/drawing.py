@@ -10,7 +10,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.engine.draws import Draws
+from veriformer.properties.engine.draws import Draws, RandomDraws
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.palette import colliding_lengths
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -27,6 +27,10 @@ class Drawing:
         self._draws = draws
         self._generator: torch.Generator | None = None
         self._config: DrawnConfig | None = None
+
+    def go_on(self) -> None:
+        """Draw at random from now on: the search is over, and what explains its case may need more than it drew."""
+        self._draws = RandomDraws(0, {})
 
     def _record(self, label: str, draw: Callable[[str], Any]) -> Any:
         unique, copies = label, 1

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
@@ -138,6 +139,11 @@ class _Map:
     def gap(self) -> str | None:
         """Name the likely cause of a gap."""
         return gap_cause(self._measured(self.path), self.must)
+
+
+def leak_of(case: Case, built: Built) -> str | None:
+    """Name the likely cause of a leak on the plain path, for failures that follow from one; None without a leak."""
+    return _Map(case, Stream(case, built), DEFAULT).leak()
 
 
 @holds(

@@ -19,6 +19,7 @@ from veriformer.properties.diagnosis.caches.padded_cache import padded_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.causality import leak_of
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("decoder",)
@@ -270,5 +271,5 @@ def all_continuations_sum_to_one(case: Case) -> None:
     total = log_p.exp().sum()
     bound = 4 * steps * tolerance_of(case.bench, case.built(dtype=built.dtype)) * max(1.0, size_of(logits))
     case.close(total, torch.ones_like(total), "the probabilities of all continuations do not sum to one", bound=bound,
-               constants_allowed=True)  # fmt: skip
+               constants_allowed=True, cause=lambda: leak_of(case, case.built(dtype=built.dtype)))  # fmt: skip
     case.witness()
