@@ -10,10 +10,8 @@ from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.isolation import isolated
 from veriformer.properties.bench.pool import callable_subject
 from veriformer.properties.bench.profiles import Settings
-from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.search import Search
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
 from veriformer.properties.judging.questions import SILENCING, answered_by, suggested, with_questions
@@ -106,9 +104,7 @@ class Judge:
             ready = self._prepare()
             if self._bench is None or ready.error:
                 return outcomes.not_ready(prop, ready)
-            self._bench.tally = Tally()
-            found = Search(prop, self._bench).replay(choices)
-            result = outcomes.of(prop, self._bench.tally, found)
+            result = outcomes.replayed(prop, self._bench, choices)
             return with_questions(result, prop, self._seen.facts, {})
 
     @property

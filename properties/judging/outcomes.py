@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, first_line
 from veriformer.properties.bench.tally import Tally
@@ -63,6 +65,17 @@ def searched(prop: Property, bench: Workbench, *, is_brief: bool = False) -> Res
         return Result(prop.id, prop.level, r.TIMEOUT, str(problem), examples=bench.tally.examples)
     except SubjectError as problem:
         return Result(prop.id, prop.level, r.ERROR, str(problem), examples=bench.tally.examples)
+
+
+def replayed(prop: Property, bench: Workbench, choices: Mapping[str, Any]) -> Result:
+    """Judge one recorded case again, on every path, and return what came of it, however it ended."""
+    bench.tally = Tally()
+    try:
+        return of(prop, bench.tally, Search(prop, bench).replay(choices))
+    except BudgetSpent:
+        return _out_of_time(prop, bench)
+    except SubjectTimeoutError as problem:
+        return Result(prop.id, prop.level, r.TIMEOUT, str(problem))
 
 
 def of(prop: Property, tally: Tally, found: Found | None) -> Result:
