@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
@@ -25,7 +27,7 @@ def weights_of_experts_sum_as_declared(case: Case) -> None:
     x = case.normal(2, length, built.config.d_model, dtype=built.dtype)
     weights = case.ask("router", x, built=built).detach()
     case.equal(
-        list(weights.shape[:2]), [2, length], "the router gives no row of weights for every token",
+        case.apply(_leading_sizes, weights), [2, length], "the router gives no row of weights for every token",
         got=f"a tensor of {list(weights.shape)}", expected="[B, T, E]",
     )  # fmt: skip
     case.finite(weights, "the weights of experts are NaN or infinite")
@@ -59,3 +61,7 @@ def weights_of_experts_sum_as_declared(case: Case) -> None:
             cause=lambda: "they were divided by their sum",
         )
     case.witness()
+
+
+def _leading_sizes(weights: Tensor) -> list[int]:
+    return list(weights.shape[:2])

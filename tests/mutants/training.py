@@ -1,4 +1,4 @@
-"""Faults that training brings out: what never moves, how experts are weighed, biases that start somewhere."""
+"""Faults that training brings out: what never moves, biases that start somewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from veriformer.properties.adapters.reference_models import facts_of, forward
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -120,40 +119,6 @@ def kept_graph() -> Subject:
         return output
 
     return _network(last)
-
-
-@fault(
-    "ME03",
-    "The probabilities of the chosen experts are not divided by their sum",
-    killed_by=("router.normalised",),
-    cause="not divided by their sum",
-)
-def not_normalised() -> Subject:
-    divides = put(False, instead_of=True)
-
-    class Experts(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.gate = nn.Linear(width, 4, bias=False)
-            self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-        def route(self, x: Tensor) -> Tensor:
-            p = self.gate(x).softmax(-1)
-            best = p.topk(2, dim=-1)
-            kept = torch.zeros_like(p).scatter(-1, best.indices, best.values)
-            return kept / kept.sum(-1, keepdim=True) if divides else kept
-
-        def forward(self, x: Tensor) -> Tensor:
-            outputs = torch.stack([F.gelu(expert(x)) for expert in self.experts], dim=-1)
-            return (outputs * self.route(x)[..., None, :]).sum(-1)
-
-    return Subject(
-        kind="feed_forward",
-        build=lambda c: Experts(c.d_model),
-        forward=lambda m, x: m(x),
-        router=lambda m, x: m.route(x),
-        declares={"norm_topk_prob": True, "activation": "other", "structure": "other"},
-    )
 
 
 @fault(
