@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.causes.lines import SILENT, Step, Trace, line_of_code, tensors_of
 
+Run = Callable[[], Tensor]
+
 _MOST = 12  # lines that are tried
 
 
@@ -54,8 +56,8 @@ class Replaced:
 
 
 def line_that_parts(
-    short: Callable[[], Tensor],
-    long: Callable[[], Tensor],
+    short: Callable[[], Run],
+    long: Callable[[], Run],
     within: Within,
     agrees: Callable[[Tensor, Tensor], bool],
     limit: float,
@@ -63,26 +65,29 @@ def line_that_parts(
     """Find the one line that gives the longer run other numbers from right ones, and that is all that is wrong.
 
     Args:
-        short: the one run.
+        short: makes the one run ready.
         long: the other.
         within: how their lengths belong together.
         agrees: whether the output of the longer run is the shorter one's.
         limit: largest difference that is rounding, relative to the size of a tensor.
     """
+    run = short()
     with torch.no_grad(), Trace() as trace:
-        wanted = short()
+        wanted = run()
     tried: set[tuple[str, str, int]] = set()
     watch = _Against(trace.steps, within, limit)
+    run = long()
     with torch.no_grad(), watch:
-        long()
+        run()
     for one, two in watch.entries:
         key = _key(two)
         if key in tried or len(tried) >= _MOST or not two.file:
             continue
         tried.add(key)
+        run = long()
         try:
             with torch.no_grad(), _Against(trace.steps, within, limit, key):
-                got = long()
+                got = run()
         except (RuntimeError, ValueError, IndexError):  # the numbers of the other do not do here
             continue
         if agrees(got, wanted):

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from veriformer.properties.bench.measured import tolerance_of
 from veriformer.properties.causes.lines import apart, told
-from veriformer.properties.causes.replacing import Replaced, Within, line_that_parts
+from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.causes.replacing import Replaced, Run, Within, line_that_parts
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import attentions, rows_of
 from veriformer.properties.diagnosis.masks.masked import Masked
@@ -45,12 +46,16 @@ class _Amount:
         self.x = self.masked.draw(1, long)
         self.mask = self.masked.padded(self.x, [real], self.side)
 
-    def alone(self) -> Tensor:
+    def alone(self) -> Run:
+        """Return a run of the sample without padding, on a new model."""
         x = self.x[:, self.within.start : self.within.start + self.within.short]
-        return self.masked(x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
+        ones, built = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), self.masked.clean()
+        return lambda: self.masked(x, ones, built)
 
-    def among(self) -> Tensor:
-        return self.masked(self.x, self.mask)
+    def among(self) -> Run:
+        """Return a run of the sample with padding, on a new model."""
+        built = self.masked.clean()
+        return lambda: self.masked(self.x, self.mask, built)
 
     def cut(self, output: Tensor) -> Tensor:
         start, short = self.within.start, self.within.short
@@ -74,12 +79,12 @@ def amount_cause(masked: Masked, side: str) -> str | None:
         side: on which the amount of padding matters.
     """
     amount = _Amount(masked, side)
-    if amount.agrees(amount.among(), amount.alone()):
+    if amount.agrees(amount.among()(), amount.alone()()):
         return _of_equal_length(masked, side)
     if weighed := _weighed(amount):
         return weighed
     found = line_that_parts(amount.alone, amount.among, amount.within, amount.agrees, amount.limit() / 4)
-    return _said(amount, found) if found else _scaled(amount)
+    return _said(amount, found) if found else _scaled(amount) or _behind(amount)
 
 
 def _weighed(amount: _Amount) -> str | None:
@@ -128,6 +133,26 @@ def _scaled(amount: _Amount) -> str | None:
     )
 
 
+def _behind(amount: _Amount) -> str | None:
+    """Name the module behind which the padded run parts, where no line alone makes the difference."""
+    built, masked, within = amount.masked.clean(), amount.masked, amount.within
+    x = amount.x[:, within.start : within.start + within.short]
+    ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    place = where_it_enters(
+        built.module,
+        lambda: masked(x, ones, built),
+        lambda: masked(amount.x, amount.mask, built),
+        within.cut,
+        amount.limit() / 4,
+    )
+    if place is None:
+        return None
+    many = within.long - within.short
+    return (
+        f"with {within.short} real positions and {many} padded ones the real ones come out other than without {place}"
+    )
+
+
 def _said(amount: _Amount, found: Replaced) -> str:
     short, long = found.short.outputs[0], found.long.outputs[0]
     cut = long if long.shape == short.shape else amount.within.cut(long)
@@ -145,7 +170,7 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
     if short.dtype == torch.bool:
         return "a mask is another one for the real positions than without padding"
     if short.numel() == 1:
-        return _one_number(amount, float(short), float(long))
+        return _one_number(amount, found.long.name, float(short), float(long))
     one, two = _counted(short), _counted(long)
     if one and two:
         end = f"{_span(two)} instead of {_span(one)}"
@@ -166,11 +191,11 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
     return "the numbers of real positions are other ones than without padding"
 
 
-def _one_number(amount: _Amount, short: float, long: float) -> str:
-    text = f"a number is {long:.4g} where it is {short:.4g} without padding"
-    for name, of in _SUMS.items():
+def _one_number(amount: _Amount, name: str, short: float, long: float) -> str:
+    text = f"`{name}` gives {long:.4g} instead of {short:.4g}"
+    for what, of in _SUMS.items():
         if abs(short - of(amount.within.short)) < _NUMBER and abs(long - of(amount.within.long)) < _NUMBER:
-            return f"{text} ({name} of all positions, padded ones included)"
+            return f"{text}, {what} of all positions, padded ones included"
     return f"{text}: it counts padded positions"
 
 
