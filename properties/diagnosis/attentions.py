@@ -107,7 +107,7 @@ def _of_module(args: Any, given: dict[str, Any]) -> Attended:
     bound = _MODULE.bind(*args, **given)
     bound.apply_defaults()
     asked = {**bound.arguments, "need_weights": True, "average_attn_weights": False, "training": False}
-    weights = F.multi_head_attention_forward(**asked)[1]
+    weights: Any = F.multi_head_attention_forward(**asked)[1]
     bias = asked["in_proj_bias"]
     names = ("query", "key", "value")
     if asked["use_separate_proj_weight"]:

@@ -35,8 +35,8 @@ class _Amount:
         config = masked.built.config
         longest = int(min(masked.case.subject.fact("max_len", 64), config.max_len))
         taken = 7  # as long as the other of two sequences is
-        real = next(n for n in map(lambda n: apart(n, config), (5, 9)) if n != taken)
-        long = next(n for n in map(lambda n: apart(n, config), (real + 4, 9, 13)) if n not in (taken, real))
+        real = next(n for n in (apart(n, config) for n in (5, 9)) if n != taken)
+        long = next(n for n in (apart(n, config) for n in (real + 4, 9, 13)) if n not in (taken, real))
         if long > longest:
             real, long = masked.real, masked.length
         self._set(real, long)
@@ -84,7 +84,7 @@ def amount_cause(masked: Masked, side: str) -> str | None:
     if weighed := _weighed(amount):
         return weighed
     found = line_that_parts(amount.alone, amount.among, amount.within, amount.agrees, amount.limit() / 4)
-    return _said(amount, found) if found else _scaled(amount) or _behind(amount)
+    return _said(amount, found) if found else _scaled(amount) or _in_parts(amount) or _behind(amount)
 
 
 def _weighed(amount: _Amount) -> str | None:
@@ -131,6 +131,35 @@ def _scaled(amount: _Amount) -> str | None:
         f"with {amount.within.short} real positions and {many} padded ones the pooled vector is that without padding "
         f"times {factor:.4g}{_ratio(amount, factor)}"
     )
+
+
+def _in_parts(amount: _Amount) -> str | None:
+    """Tell whether the last positions part wherever a length is no multiple of a number: an incomplete last part."""
+    masked = amount.masked
+    config = masked.built.config
+    longest = int(min(masked.case.subject.fact("max_len", 64), config.max_len, 16))
+    if amount.side != "right" or not masked.per_position or longest < 9:
+        return None
+    x, parted = masked.draw(1, longest), {}
+    for length in range(1, longest - 3):
+        ones = torch.ones(1, length, dtype=torch.bool, device=x.device)
+        moved = masked.moved(masked(x, masked.padded(x, [length], "right"))[:, :length], masked(x[:, :length], ones))
+        if bool(moved.any()):
+            parted[length] = moved[0].nonzero().flatten().tolist()
+    for size in range(2, longest // 2):
+        for above in (0, size):
+            if list(parted) == [n for n in range(above + 1, longest - 3) if n % size]:
+                length = next(iter(parted))
+                last = list(range(length - length % size, length))
+                if parted[length] != last:
+                    return None
+                which = "all lengths" if not above else f"lengths above {above}"
+                return (
+                    f"a sample alone and the same before padding differ at {which} that are no multiple of {size}, with {length} "
+                    f"at position{'s' * (len(last) > 1)} {_span(last) if len(last) > 1 else last[0]}: the positions of "
+                    f"an incomplete last part of {size} are treated otherwise"
+                )
+    return None
 
 
 def _behind(amount: _Amount) -> str | None:
