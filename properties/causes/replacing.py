@@ -138,9 +138,10 @@ class _Against(TorchFunctionMode):
         if (name, file, number) != _key(other):
             self._next = len(self.steps)  # they take different ways
             return output
-        if not self._same(other.inputs, inputs) or self._same(other.outputs, outputs):
+        given = [x.detach().clone() for x in outputs]
+        if not self._same(other.inputs, inputs) or self._same(other.outputs, given):
             return output
-        step = Step(name, file, number, inputs, [x.detach().clone() for x in outputs])
+        step = Step(name, file, number, inputs, given)
         self.entries.append((other, step))
         if self.replaced != _key(step):
             return output

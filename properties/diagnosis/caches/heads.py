@@ -32,7 +32,7 @@ def head_cause(begins: str, got: Attended, expected: Attended, end: int) -> str 
     which = " and ".join(wrong)
     cached, right = next(iter(wrong.values()))
     told = (
-        f"in {begins}, the query heads {list(range(len(right)))} use the {which} of the key-value heads {cached} with "
+        f"in {begins}, heads {list(range(len(right)))} use the {which} of the key-value heads {cached} with "
         f"the cache and of {right} without"
     )
     heads, groups = len(right), len(set(right))

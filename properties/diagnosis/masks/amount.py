@@ -58,7 +58,7 @@ class _Amount:
         return lambda: self.masked(self.x, self.mask, built)
 
     def cut(self, output: Tensor) -> Tensor:
-        start, short = self.within.start, self.within.short
+        output, start, short = output.detach(), self.within.start, self.within.short
         return output[:, start : start + short] if self.masked.per_position and output.shape[1] != short else output
 
     def limit(self) -> float:
@@ -67,7 +67,7 @@ class _Amount:
         return max(own, 1e-4) if self.side == "left" else own
 
     def agrees(self, among: Tensor, alone: Tensor) -> bool:
-        got = self.cut(among)
+        got, alone = self.cut(among), alone.detach()
         return got.shape == alone.shape and float((got - alone).abs().max()) <= self.limit() * size_of(alone)
 
 
@@ -100,20 +100,20 @@ def _weighed(amount: _Amount) -> str | None:
             leaking.append((number, a, float(share.mean())))
     if not leaking:
         return None
-    number, a, share = leaking[0]
+    number, a, weight = leaking[0]
     if a.key.shape[-2] != len(real):
         return None
     hidden = a.key.cpu()[..., ~real, :]
     same = float((hidden - hidden[..., :1, :]).abs().max()) <= 1e-9 * float(a.key.abs().max())
     crossing = masked.case.subject.kind == "encoder_decoder" and a.weights.shape[-2] != within.long
     where = "the decoder's cross-attention" if crossing else f"attention {number + 1} of {len(seen)}"
-    text = f"{where} gives the {len(real) - within.short} padded keys {share:.2g} of the weight of a real query"
+    text = f"{where} gives the {len(real) - within.short} padded keys {weight:.2g} of the weight of a real query"
     if same:
-        text += (
+        return text + (
             ", each of them the same key whatever stands there: their states are set to a constant (zero), and no mask "
             "hides them from the softmax, so that each takes its share"
         )
-    return text + (", though their content does not matter" if not same else "")
+    return f"{text}, though their content does not matter"
 
 
 def _scaled(amount: _Amount) -> str | None:
@@ -154,10 +154,10 @@ def _in_parts(amount: _Amount) -> str | None:
                 if parted[length] != last:
                     return None
                 which = "all lengths" if not above else f"lengths above {above}"
+                at = f"positions {_span(last)}" if len(last) > 1 else f"position {last[0]}"
                 return (
-                    f"a sample alone and the same before padding differ at {which} that are no multiple of {size}, with {length} "
-                    f"at position{'s' * (len(last) > 1)} {_span(last) if len(last) > 1 else last[0]}: the positions of "
-                    f"an incomplete last part of {size} are treated otherwise"
+                    f"a sample alone and the same before padding differ at {which} that are no multiple of {size}, "
+                    f"with {length} at {at}: the positions of an incomplete last part of {size} are treated otherwise"
                 )
     return None
 

@@ -110,9 +110,9 @@ def _filling(a: Attended, b: Attended, elsewhere: Attended, number: int, many: i
     places = hidden.flatten(0, -2).any(0).nonzero().flatten().tolist()
     what = "keys of zeros" if not bool(a.key[hidden].any()) else "the same keys whatever the input"
     return (
-        f"without a mask, filling is attended: attention {number + 1} of {many} gives the places {places} of a block or "
-        f"row of keys, {what}, {float(rows.mean()):.2g} of the weight of {len(rows)} queries on average; with a mask of "
-        "ones they get none"
+        f"without a mask, filling is attended: attention {number + 1} of {many} gives the places {places} of a block "
+        f"or row of keys, {what}, {float(rows.mean()):.2g} of the weight of a query that sees them; with a mask "
+        "of ones they get none"
     )
 
 
