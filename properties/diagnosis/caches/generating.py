@@ -33,7 +33,7 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
     first = [_generated(runs, prompt, use_cache) for prompt in prompts]
     pairs = list(zip(prompts, first, strict=True))
     if all(_is_greedy(runs, prompt, got, _as_it_is) for prompt, got in pairs):
-        return _left_behind(runs, prompts, use_cache)
+        return _left_behind(runs, prompts, use_cache) or _too_many(runs, use_cache)  # right at this length of a prompt
     for transform, told in _contexts():
         if all(_is_greedy(runs, prompt, got, transform) for prompt, got in pairs):
             return told + (_fed(runs, prompts[0]) if use_cache else "")

@@ -211,12 +211,11 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
         return f"positions are {end}"
     if found.long.name in _TABLES and (read := _read(found)):
         return f"the rows {_span(read[1])} of a table are taken instead of {_span(read[0])}"
-    square = short.shape[-2:] == (within.short, within.short)
-    if square and short.is_floating_point():
-        return _pairs(short, long)
     factor = _factor(short, long)
     if factor is not None:
         return f"all numbers are those without padding times {factor:.4g}{_ratio(amount, factor)}"
+    if short.shape[-2:] == (within.short, within.short) and short.is_floating_point():
+        return _pairs(short, long)
     return "the numbers of real positions are other ones than without padding"
 
 
@@ -240,8 +239,14 @@ _SUMS = {
 def _ratio(amount: _Amount, factor: float) -> str:
     short, long = amount.within.short, amount.within.long
     for name, of in _SUMS.items():
-        if abs(factor - of(short) / of(long)) < _NUMBER * abs(factor) and name != "the inverse of the number":
+        if name == "the inverse of the number":
+            continue
+        if abs(factor - of(short) / of(long)) < _NUMBER * abs(factor):
             return f", which is {short} to {long} in {name} of positions: what they are divided by counts padded ones"
+        if abs(factor - of(long) / of(short)) < _NUMBER * abs(factor):
+            return (
+                f", which is {long} to {short} in {name} of positions: what they are multiplied by counts padded ones"
+            )
     return ""
 
 

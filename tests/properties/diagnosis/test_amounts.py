@@ -32,15 +32,15 @@ class Pooled(nn.Module):
         mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
         first = length if self.fault == "places" else 0
         x = self.tokens(tokens) + self.places(torch.arange(first, first + length))
-        query, key, value = self.mix(x).chunk(3, dim=-1)
+        query, key, value = self.mix(F.layer_norm(x, x.shape[-1:])).chunk(3, dim=-1)
+        if self.fault == "zeroed":
+            key, value = key * mask[..., None], value * mask[..., None]
         scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
         if self.fault == "temperature":
             scores = scores * length**0.5
         if self.fault == "ahead":
             scores = scores + length * torch.ones(length, length).triu(1)
-        if self.fault == "zeroed":
-            value, scores = value * mask[..., None], (query @ (key * mask[..., None]).transpose(-2, -1))
-        else:
+        if self.fault != "zeroed":
             scores = scores.masked_fill(~mask[:, None], -torch.inf)
         x = self.head(x + scores.softmax(-1) @ value)
         if not self.pools:
@@ -63,9 +63,9 @@ def pooled(fault: str) -> Subject:
     ("fault", "words"),
     [
         ("", ""),
-        ("mean", "divides by"),
+        ("mean", "the number of all positions, padded ones included"),
         ("places", "positions"),
-        ("temperature", "times"),
+        ("temperature", "the square root of the number of positions: what they are multiplied by"),
         ("ahead", "the scores of keys behind the query, and of no others"),
         ("zeroed", "the same key whatever stands there"),
     ],
