@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -37,8 +38,8 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
     for transform, told in _contexts():
         if all(_is_greedy(runs, prompt, got, transform) for prompt, got in pairs):
             return told + (_fed(runs, prompts[0]) if use_cache else "")
-    if told := _too_many(runs, use_cache):
-        return told
+    if many := _too_many(runs, use_cache):
+        return many
     if use_cache and case.subject.cache is not None:
         x, sizes = first[0][:, :-1], [3, *[1] * (_STEPS - 1)]
         chosen = runs.cached(x, sizes)[:, 2:].argmax(-1)
@@ -123,9 +124,8 @@ def _too_many(runs: CachedRuns, use_cache: bool) -> str | None:
     told = None
     for length in range(2, 10):
         prompt = runs.tokens(2, length)
-        depth = len(attentions(lambda prompt=prompt: runs.whole(prompt)))
-        seen = attentions(lambda prompt=prompt: _generated(runs, prompt, use_cache))
-        steps = steps_of(seen, depth)
+        depth = len(attentions(partial(runs.whole, prompt)))
+        steps = steps_of(attentions(partial(_generated, runs, prompt, use_cache)), depth)
         if steps is None or len(steps) != _STEPS:
             return None
         fed[length] = steps[0].size

@@ -214,7 +214,7 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
     factor = _factor(short, long)
     if factor is not None:
         return f"all numbers are those without padding times {factor:.4g}{_ratio(amount, factor)}"
-    if short.shape[-2:] == (within.short, within.short) and short.is_floating_point():
+    if short.shape[-2:] == (within.short, within.short):
         return _pairs(short, long)
     return "the numbers of real positions are other ones than without padding"
 
@@ -244,9 +244,7 @@ def _ratio(amount: _Amount, factor: float) -> str:
         if abs(factor - of(short) / of(long)) < _NUMBER * abs(factor):
             return f", which is {short} to {long} in {name} of positions: what they are divided by counts padded ones"
         if abs(factor - of(long) / of(short)) < _NUMBER * abs(factor):
-            return (
-                f", which is {long} to {short} in {name} of positions: what they are multiplied by counts padded ones"
-            )
+            return f", which is {long} to {short} in {name} of positions: what multiplies them counts padded ones"
     return ""
 
 
@@ -292,18 +290,20 @@ def _read(found: Replaced) -> tuple[list[int], list[int]] | None:
 
 
 def _pairs(short: Tensor, long: Tensor) -> str:
-    """Say for which pairs of a query and a key the scores, or a bias, change."""
-    far = (long.double() - short.double()).abs().nan_to_num(0, 1e9, 1e9) > 1e-6 * short[short.isfinite()].abs().max()
+    """Say for which pairs of a query and a key the scores, or a bias, or indices, change."""
+    what = "the scores" if short.is_floating_point() else "the distances or indices"
+    short, long = short.double(), long.double()
+    far = (long - short).abs().nan_to_num(0, 1e9, 1e9) > 1e-6 * short[short.isfinite()].abs().max()
     far = far.flatten(0, -3).any(0) if far.ndim > 2 else far
     later = torch.ones_like(far).triu(1)
     if not bool((far & ~later).any()):
-        return "the scores of keys behind the query, and of no others, change with the padded length"
+        return f"{what} of keys behind the query, and of no others, change with the padded length"
     if not bool((far & ~later.T).any()):
-        return "the scores of keys before the query, and of no others, change with the padded length"
+        return f"{what} of keys before the query, and of no others, change with the padded length"
     if bool(far.all()) or bool((far | torch.eye(len(far), dtype=torch.bool)).all()):
-        return "the scores of real queries and real keys change with the padded length"
+        return f"{what} of real queries and real keys change with the padded length"
     many = f"{int(far.sum())} of {far.numel()}"
-    return f"the scores of {many} pairs of a real query and a real key change with the padded length"
+    return f"{what} of {many} pairs of a real query and a real key change with the padded length"
 
 
 def _of_equal_length(masked: Masked, side: str) -> str | None:

@@ -25,6 +25,7 @@ class Pooled(nn.Module):
         super().__init__()
         self.fault, self.pools, width = fault, pools, config.d_model
         self.tokens, self.places = nn.Embedding(config.vocab_size, width), nn.Embedding(64, width)
+        self.bias = nn.Parameter(torch.randn(64))
         self.mix, self.head = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -39,7 +40,8 @@ class Pooled(nn.Module):
         if self.fault == "temperature":
             scores = scores * length**0.5
         if self.fault == "ahead":
-            scores = scores + length * torch.ones(length, length).triu(1)
+            places = torch.arange(length)
+            scores = scores + self.bias[(places[:, None] - places) % length]
         if self.fault != "zeroed":
             scores = scores.masked_fill(~mask[:, None], -torch.inf)
         x = self.head(x + scores.softmax(-1) @ value)
@@ -65,8 +67,8 @@ def pooled(fault: str) -> Subject:
         ("", ""),
         ("mean", "the number of all positions, padded ones included"),
         ("places", "positions"),
-        ("temperature", "the square root of the number of positions: what they are multiplied by"),
-        ("ahead", "the scores of keys behind the query, and of no others"),
+        ("temperature", "the square root of the number of positions: what multiplies them"),
+        ("ahead", "indices of keys behind the query, and of no others"),
         ("zeroed", "the same key whatever stands there"),
     ],
 )
