@@ -209,3 +209,35 @@ def test_heads_and_filled_prompts_are_explained(fault: str, name: str, words: st
     told = cause_of(grouped(fault), name)
     assert words in told
     assert bool(told) == bool(words)
+
+
+class Blocks(nn.Module):
+    """Attention within blocks of four; the filling of the last is hidden only where a mask is given."""
+
+    def __init__(self, config: DrawnConfig, *, lazy: bool) -> None:
+        super().__init__()
+        self.lazy, self.mix = lazy, nn.Linear(config.d_model, 3 * config.d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, width = x.shape
+        fill = -length % 4
+        if mask is None and not self.lazy:
+            mask = torch.ones(batch, length, dtype=torch.bool)
+        query, key, value = F.pad(self.mix(x), (0, 0, 0, fill)).view(batch, -1, 4, 3 * width).chunk(3, dim=-1)
+        scores = query @ key.transpose(-2, -1) / width**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~F.pad(mask.bool(), (0, fill)).view(batch, -1, 1, 4), -1e30)
+        return x + (scores.softmax(-1) @ value).reshape(batch, length + fill, width)[:, :length]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_filling_that_is_seen_without_a_mask_is_explained(lazy: bool) -> None:
+    subject = Subject(
+        kind="self_attention",
+        build=lambda c: Blocks(c, lazy=lazy),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares={"causal": False, "sparse": True, "padding_side": "right", "positions": "none"},
+    )
+    told = cause_of(subject, "padding.all-ones-mask")
+    assert ("without a mask, filling is attended" in told) == lazy
+    assert bool(told) == lazy
