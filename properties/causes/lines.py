@@ -20,7 +20,7 @@ from veriformer.properties.subject.sizes import DrawnConfig
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 _LIBRARY = ("contextlib.py", "functools.py")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-_SILENT = ("__get__", "size", "dim", "__len__", "stride", "is_contiguous", "numel")
+SILENT = ("__get__", "size", "dim", "__len__", "stride", "is_contiguous", "numel")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,17 @@ def apart(length: int, config: DrawnConfig) -> int:
 
 
 @dataclass
-class _Step:
+class Step:
+    """One call of a torch function.
+
+    Attributes:
+        name: of the function.
+        file: of the code that calls it.
+        number: of the line.
+        inputs: copies of the tensors that it was given.
+        outputs: of those that it gave.
+    """
+
     name: str
     file: str
     number: int
@@ -59,10 +69,10 @@ class _Step:
 
 
 @dataclass
-class _Trace(TorchFunctionMode):
+class Trace(TorchFunctionMode):
     """Notes every call of a torch function, with the line of code that it stands on."""
 
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -71,14 +81,14 @@ class _Trace(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _SILENT or len(self.steps) > 5000:
+        if name in SILENT or len(self.steps) > 5000:
             return func(*args, **(kwargs or {}))
-        inputs = [x.detach().clone() for x in _tensors((args, kwargs or {}))]
+        inputs = [x.detach().clone() for x in tensors_of((args, kwargs or {}))]
         output = func(*args, **(kwargs or {}))
-        outputs = [x.detach().clone() for x in _tensors(output)]
+        outputs = [x.detach().clone() for x in tensors_of(output)]
         if outputs:
-            file, number = _line()
-            self.steps.append(_Step(name, file, number, inputs, outputs))
+            file, number = line_of_code()
+            self.steps.append(Step(name, file, number, inputs, outputs))
         return output
 
 
@@ -96,7 +106,7 @@ def line_where_runs_part(first: Callable[[], object], second: Callable[[], objec
     """
     runs = []
     for run in (first, second):
-        with torch.no_grad(), _Trace() as trace:
+        with torch.no_grad(), Trace() as trace:
             run()
         runs.append(trace.steps)
     for number, (one, two) in enumerate(zip(*runs, strict=False)):
@@ -108,16 +118,17 @@ def line_where_runs_part(first: Callable[[], object], second: Callable[[], objec
         if not known or not all(_agree(a, b, kept, limit) for a, b in zip(one.inputs, two.inputs, strict=False)):
             return ""  # it came in through a tensor of another form
         softmax = _softmax_of(one, runs[0][:number], kept)
-        return _told(softmax) + _given(softmax, kept) if softmax else _told(one)
+        return told(softmax) + _given(softmax, kept) if softmax else told(one)
     return ""
 
 
-def _told(step: _Step) -> str:
+def told(step: Step) -> str:
+    """Return the line that a step stands on, with its text."""
     text = linecache.getline(step.file, step.number).strip()
     return f"{Path(step.file).name}:{step.number}: `{text}`" if text else ""
 
 
-def _softmax_of(step: _Step, before: list[_Step], kept: Kept) -> _Step | None:
+def _softmax_of(step: Step, before: list[Step], kept: Kept) -> Step | None:
     """Return the softmax that a step is, or whose weights it takes, where these are on places that are not kept."""
     if step.name == "softmax":
         return step
@@ -130,7 +141,7 @@ def _softmax_of(step: _Step, before: list[_Step], kept: Kept) -> _Step | None:
     return next(made, None)
 
 
-def _given(step: _Step, kept: Kept) -> str:
+def _given(step: Step, kept: Kept) -> str:
     """Say what a softmax is given for the keys that it is not to see."""
     if not step.inputs:
         return ""
@@ -171,17 +182,18 @@ def _agree(a: Tensor, b: Tensor, kept: Kept, limit: float) -> bool:
     return bool(worst_difference(left[both], right[both], size_of(right[both])).error <= limit)
 
 
-def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors in what a function was given or gave."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item, depth - 1)
+            yield from tensors_of(item, depth - 1)
     elif depth and isinstance(value, dict):
-        yield from _tensors(list(value.values()), depth - 1)
+        yield from tensors_of(list(value.values()), depth - 1)
 
 
-def _line() -> tuple[str, int]:
+def line_of_code() -> tuple[str, int]:
     """Return the innermost line that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

@@ -1,18 +1,20 @@
 """The attentions of a running model: queries, keys, values and weights, read off its products.
 
 A product of two batched tensors whose result, normalised somehow, is a factor of another: those are the scores, and
-that other gives the values their weights. The fused `scaled_dot_product_attention` is read, too; a kernel of its own
-shows nothing.
+that other gives the values their weights. The fused `scaled_dot_product_attention` and `nn.MultiheadAttention` are
+read, too; a kernel of its own shows nothing.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.definitions.differences import size_of
@@ -55,6 +57,8 @@ class AttentionWatch(TorchFunctionMode):
         result = func(*args, **given)
         if name == "scaled_dot_product_attention":
             self._note_fused(*args, **given)
+        elif name == "multi_head_attention_forward":
+            self.seen.append(_of_module(args, given))
         elif name in _PRODUCTS and isinstance(result, Tensor) and result.ndim >= 3:
             self._note_product(name, args, given, result)
         return result
@@ -96,6 +100,30 @@ class AttentionWatch(TorchFunctionMode):
                 return
         self._products.append((result.shape, left.detach().clone(), right.detach().clone()))
         del self._products[:-4]  # the product that weights are made of is among the last few
+
+
+def _of_module(args: Any, given: dict[str, Any]) -> Attended:
+    """Return what an `nn.MultiheadAttention` attends to, whose products are not seen one by one."""
+    bound = _MODULE.bind(*args, **given)
+    bound.apply_defaults()
+    asked = {**bound.arguments, "need_weights": True, "average_attn_weights": False, "training": False}
+    weights: Any = F.multi_head_attention_forward(**asked)[1]
+    bias = asked["in_proj_bias"]
+    names = ("query", "key", "value")
+    if asked["use_separate_proj_weight"]:
+        matrices = [asked[f"{name[0]}_proj_weight"] for name in names]
+    else:
+        matrices = list(asked["in_proj_weight"].chunk(3))
+    rows = []
+    for name, matrix, offset in zip(names, matrices, bias.chunk(3) if bias is not None else [None] * 3, strict=True):
+        row = F.linear(asked[name], matrix, offset)  # [T, B, D], or [T, D]
+        row = row if row.ndim == 3 else row[:, None]
+        rows.append(row.unflatten(-1, (asked["num_heads"], -1)).permute(1, 2, 0, 3).detach().clone())
+    weights = weights if weights.ndim == 4 else weights[None]
+    return Attended(weights.detach().clone(), *rows)
+
+
+_MODULE = inspect.signature(F.multi_head_attention_forward)
 
 
 def _product(name: str, args: Any, given: dict[str, Any]) -> tuple[Tensor, ...] | None:

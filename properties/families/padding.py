@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.hiding import hiding_cause
@@ -61,21 +62,27 @@ def _leak_cause(padded: _Padded, path: Path) -> str | None:
 def _cause(padded: _Padded, path: Path) -> str | None:
     """Tell whether the mask is ignored altogether, inverted, too weak, or leaks on this path alone.
 
-    Asked on six fresh positions, the last two of them padding: on one or two these cannot be told apart.
+    Asked on fresh positions, as many as no size of the model, the last two of them padding (or the first two): on one
+    or two these cannot be told apart.
     """
     stream = padded.stream
-    x = stream.draw(1, 6)
+    length = apart(6, stream.built.config)
+    if length > min(stream.case.subject.fact("max_len", 64), stream.built.config.max_len):
+        length = 6
+    x = stream.draw(1, length)
     other = stream.other(x)
-    mask = torch.arange(6, device=x.device)[None] < 4
+    shown = list(range(2, length) if _sides(stream.case.subject) == ("left",) else range(length - 2))
+    mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    mask[:, shown] = True
     real = _broad(mask, x)
 
     def change(replaced: Tensor, way: Path = path) -> float:
-        """Return how far the output that belongs to position 0 moves when positions are replaced."""
+        """Return how far the output that belongs to the first real position moves when positions are replaced."""
         after, before = stream(torch.where(replaced, other, x), mask, path=way), stream(x, mask, path=way)
-        at = (slice(None), 0) if stream.per_position else (slice(None),)
+        at = (slice(None), shown[0]) if stream.per_position else (slice(None),)
         return worst_difference(after[at], before[at], size_of(before)).error
 
-    later = real & _broad(torch.arange(6, device=x.device)[None] > 0, x)
+    later = real & _broad(torch.arange(length, device=x.device)[None] > shown[0], x)
     with torch.no_grad():
         limit = stream.case.tolerance(stream.built)
         whole, hidden = stream(x, torch.ones_like(mask), path=path), stream(x, mask, path=path)
@@ -93,8 +100,9 @@ def _cause(padded: _Padded, path: Path) -> str | None:
             stream.built.module,
             lambda: stream(x, mask, path=path),
             lambda: stream(torch.where(~real, other, x), mask, path=path),
-            lambda t: t[:, :4] if t.shape[:2] == x.shape[:2] else t if len(t) == 1 and t.ndim == 2 else None,
+            lambda t: t[:, shown] if t.shape[:2] == x.shape[:2] else t if len(t) == 1 and t.ndim == 2 else None,
             limit,
+            Kept({length: shown}),
         )
     weak = "a padded key gets a small weight instead of 0: the mask's constant is too weak; " if through < 1e-2 else ""
     return f"{weak}padding enters {where}" if where else weak.rstrip("; ") or None
@@ -327,6 +335,7 @@ def pooling_ignores_padding(case: Case) -> None:
         padded.x = torch.where(_broad(padded.mask, padded.x), padded.x, padded.stream.other(padded.x))
     pooled = padded.stream(padded.x, padded.mask)
     alone = padded.alone(1, Path())
+    side = "right" if bool(padded.mask[1, 0]) else "left"
     case.close(pooled[1], alone, "the pooled output changes with the amount of padding",
-               cause=lambda: hiding_cause(padded.stream))  # fmt: skip
+               cause=lambda: hiding_cause(padded.stream, side))  # fmt: skip
     case.witness()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,7 @@ from veriformer.properties.diagnosis.caches.kept import steps_of
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
+_LEAST = 1e-9  # a weight below is that of a hidden key
 _STEPS = 5
 _SAMPLES = 4
 
@@ -32,10 +34,12 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
     first = [_generated(runs, prompt, use_cache) for prompt in prompts]
     pairs = list(zip(prompts, first, strict=True))
     if all(_is_greedy(runs, prompt, got, _as_it_is) for prompt, got in pairs):
-        return _left_behind(runs, prompts, use_cache)
+        return _left_behind(runs, prompts, use_cache) or _too_many(runs, use_cache)  # right at this length of a prompt
     for transform, told in _contexts():
         if all(_is_greedy(runs, prompt, got, transform) for prompt, got in pairs):
             return told + (_fed(runs, prompts[0]) if use_cache else "")
+    if many := _too_many(runs, use_cache):
+        return many
     if use_cache and case.subject.cache is not None:
         x, sizes = first[0][:, :-1], [3, *[1] * (_STEPS - 1)]
         chosen = runs.cached(x, sizes)[:, 2:].argmax(-1)
@@ -112,6 +116,40 @@ def _fed(runs: CachedRuns, prompt: Tensor) -> str:
         return ""
     fed, needed = sum(step.size for step in steps), prompt.shape[1] + _STEPS - 1
     return f" ({fed} tokens are fed where {needed} are needed)" if fed != needed else ""
+
+
+def _too_many(runs: CachedRuns, use_cache: bool) -> str | None:
+    """Tell whether a step attends to more keys than there are tokens: to what a prompt was filled up with, say."""
+    fed: dict[int, int] = {}
+    told = None
+    for length in range(2, 10):
+        prompt = runs.tokens(2, length)
+        depth = len(attentions(partial(runs.whole, prompt)))
+        steps = steps_of(attentions(partial(_generated, runs, prompt, use_cache)), depth)
+        if steps is None or len(steps) != _STEPS:
+            return None
+        fed[length] = steps[0].size
+        for number, step in enumerate(steps):
+            weights, tokens = step.layers[0].weights, length + number
+            row = tokens - 1 if step.size >= tokens else step.size - 1
+            places = (weights[..., row, :] > _LEAST).flatten(0, -2).any(0).nonzero().flatten().tolist()
+            if len(places) > tokens and told is None:
+                filled = steps[0].size
+                told = f"step {number + 1} attends to {len(places)} keys where there are {tokens} tokens"
+                if filled > length and all(place in places for place in range(length, filled)):
+                    where = f"place {length}" if filled == length + 1 else f"places {length} to {filled - 1}"
+                    told = (
+                        f"behind a prompt of {length} tokens, which is filled up to {filled}, {told}: the keys and "
+                        f"values of the filling ({where}) are left in the cache and seen"
+                    )
+                else:
+                    told = f"behind a prompt of {length} tokens {told}"
+    if told is None:
+        return None
+    for size in range(2, 9):
+        if all(many == -(-length // size) * size for length, many in fed.items()):
+            return f"{told} (prompts are filled up to multiples of {size})"
+    return told
 
 
 def _left_behind(runs: CachedRuns, prompts: list[Tensor], use_cache: bool) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, attentions, module_calls, near, rows_of
+from veriformer.properties.diagnosis.caches.heads import head_cause
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
 _LEAST = 1e-6  # a weight below is that of a hidden key
@@ -64,7 +65,23 @@ def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
             if told:
                 where = f"; first seen in attention {layer + 1} of {len(whole)}" if layer else ""
                 return told + where
+            if not _given_alike(step, got, expected):
+                return _left_out(runs, sizes)  # wrong here, and unexplained: nothing behind it tells more
     return _left_out(runs, sizes)
+
+
+def _given_alike(step: Step, got: Attended, expected: Attended) -> bool:
+    """Return whether an attention is given the queries and keys of the whole run, where that can be said."""
+    if got.query.shape[:-2] != expected.query.shape[:-2]:
+        return True
+    end = step.start + step.size
+    many = got.key.shape[-2]
+    if many > end:
+        return True
+    return _agree(got.query, expected.query[..., step.start : end, :]) and all(
+        _agree(one, two[..., end - many : end, :])
+        for one, two in ((got.key, expected.key), (got.value, expected.value))
+    )
 
 
 def _differs(
@@ -76,6 +93,8 @@ def _differs(
     begins = f"chunk {number + 1}, behind {step.start} cached token{'s' * (step.start != 1)}"
     if got.query.shape[:-2] != expected.query.shape[:-2]:
         return None
+    if told := head_cause(begins, got, expected, end):
+        return told
     queries = rows_of(got.query, expected.query)
     keys = rows_of(got.key, expected.key)
     values = rows_of(got.value, expected.value)

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
+from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.others import at_real, cause_of_others
 from veriformer.properties.diagnosis.masks.placed import placed_cause
 from veriformer.properties.diagnosis.masks.pooled import pooled_cause
 from veriformer.properties.diagnosis.masks.scaled import scaled_cause
+from veriformer.properties.diagnosis.masks.shifted import instead_cause
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
@@ -57,18 +59,19 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     shown = [s for s in hidden if seen[s]]
     if shown:
         return (
-            _instead(masked)
+            instead_cause(masked)
             or _in_attentions(masked, x, mask, side)
             or _pooled(masked)
             or _before_attentions(masked, x, mask)
             or scaled_cause(masked, x, mask)
             or _from_neighbours(masked, x, mask, shown, hidden)
+            or (amount_cause(masked, amount_on) if amount_on else None)
         )
     return (
         cause_of_others(masked, side)
-        or _instead(masked)
+        or instead_cause(masked)
         or _pooled(masked)
-        or (placed_cause(masked, amount_on) if amount_on else None)
+        or (placed_cause(masked, amount_on) or amount_cause(masked, amount_on) if amount_on else None)
     )
 
 
@@ -97,73 +100,6 @@ def _left_behind(masked: Masked, side: str) -> str | None:
         if not bool(at_real(masked, masked.moved(after, masked(x, used)), second & used).any()):
             return told
     return "with a mask, a call is right on a new model and wrong after a call with another mask"
-
-
-def _instead(masked: Masked) -> str | None:
-    """Hide one position at a time: what is hidden in its place, by one rule for all places."""
-    length = 6
-    x = masked.draw(1, length)
-    everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    open_ = masked.is_seen(x, everything)
-    if not all(open_[1:-1]):
-        return None
-    if masked.side != "both":
-        return _instead_at_the_end(masked, x, open_) if masked.side == "right" else None
-    gone: list[list[int]] = []
-    for place in range(length):
-        mask = everything.clone()
-        mask[0, place] = False
-        seen = masked.is_seen(x, mask)
-        gone.append([s for s in range(length) if open_[s] and not seen[s]])
-    places = range(length)
-    reach = [s for s in places if open_[s]]
-
-    def all_hide(of: dict[int, int]) -> bool:
-        return all(gone[p] == [of[p]] for p in of if of[p] in reach) and any(of[p] in reach for p in of)
-
-    for step in (1, -1):
-        if all_hide({p: p + step for p in places if 0 <= p + step < length and p in reach}):
-            front = ""
-            if step < 0 and masked.case.subject.kind == "classifier":
-                front = ", as where a token is put in front of the sequence and the mask is extended at its end"
-            return (
-                f"hiding position p hides position p {'+' if step > 0 else '-'} 1 instead, for every p: the mask is "
-                f"shifted by one against the sequence{front}"
-            )
-    if len(reach) > 2 and all_hide({p: length - 1 - p for p in places}):
-        return "hiding position p hides position T - 1 - p: the mask is applied in reversed order"
-    if len(reach) > 2 and all(gone[p] == [s for s in reach if s != p] for p in reach):
-        return "hiding one position hides all others and leaves that one visible: the mask is inverted"
-    if all(gone[p] == [length - 1] for p in places):
-        return (
-            f"whichever position is hidden, the last of {length} is: only the number of real positions is read, as a "
-            "length"
-        )
-    if all(not own for own in gone[:-1]) and gone[-1] == [length - 1]:
-        return "hiding a position hides nothing but at the end: the mask is read for the last real position"
-    return None
-
-
-def _instead_at_the_end(masked: Masked, x: Tensor, open_: list[bool]) -> str | None:
-    """As `_instead`, where padding stands on the right alone: shorten a sequence by one position after another."""
-    length = x.shape[1]
-    gone = {}
-    for real in range(2, length):
-        seen = masked.is_seen(x, masked.padded(x, [real], "right"))
-        gone[real] = [s for s in range(length) if open_[s] and not seen[s]]
-    if all(gone[r] == [s for s in range(r - 1, length - 1) if open_[s]] for r in gone):
-        return (
-            "the last real position is hidden and the last padded one is seen, however many are padding: the mask is "
-            "shifted by one against the sequence"
-            + (
-                ", as where a token is put in front of the sequence and the mask is extended at its end"
-                if masked.case.subject.kind == "classifier"
-                else ""
-            )
-        )
-    if all(gone[r] == list(range(r + 1, length)) for r in gone):
-        return "the first padded position is seen, however many are padding, and no other: the mask is one too long"
-    return None
 
 
 def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | None:

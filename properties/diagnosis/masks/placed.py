@@ -9,6 +9,8 @@ from veriformer.properties.diagnosis.attentions import Attended, attentions, mod
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.engine.stream import Stream
 
+_LEAST = 1e-9  # a weight below is that of a hidden key
+
 
 def placed_cause(masked: Masked, side: str) -> str | None:
     """Say at which positions real tokens stand behind or before padding, where it is not where they stand alone."""
@@ -77,7 +79,10 @@ def ones_cause(stream: Stream) -> str | None:
         return f"with a mask of ones the tokens stand at positions {_few(now)}, without a mask at {_few(usual)}"
     plain, other = attentions(lambda: masked(x)), attentions(lambda: masked(x, ones))
     if plain and len(plain) == len(other):
+        elsewhere = attentions(lambda: masked(masked.stream.other(x)))
         for number, (a, b) in enumerate(zip(plain, other, strict=True)):
+            if len(elsewhere) == len(plain) and (told := _filling(a, b, elsewhere[number], number, len(plain))):
+                return told
             if told := _parted(a, b, number, len(plain), x.shape[1]):
                 return told
     return _left_out(masked, x, ones)
@@ -85,6 +90,30 @@ def ones_cause(stream: Stream) -> str | None:
 
 def _few(places: list[int]) -> str:
     return f"{places[:4]}".replace("]", ", ...]") if len(places) > 4 else f"{places}"
+
+
+def _filling(a: Attended, b: Attended, elsewhere: Attended, number: int, many: int) -> str | None:
+    """Tell whether what a mask of ones hides are keys that no input reaches: filling, which is seen without a mask."""
+    if a.weights.shape != b.weights.shape or a.key.shape != b.key.shape or a.key.shape != elsewhere.key.shape:
+        return None
+    if a.weights.shape[:-2] != a.key.shape[:-2]:
+        return None
+    gone = (b.weights <= _LEAST) & (a.weights > _LEAST)
+    if bool(((a.weights <= _LEAST) & (b.weights > _LEAST)).any()) or not bool(gone.any()):
+        return None
+    unreached = ((a.key - elsewhere.key).abs() <= near(a.key) * a.key.abs().max()).all(-1)
+    hidden = gone.any(-2)  # [..., S]
+    if bool((hidden & ~unreached).any()) or bool(unreached.all()):
+        return None
+    share = (a.weights * gone).sum(-1)
+    rows = share[share > _LEAST]
+    places = hidden.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    what = "keys of zeros" if not bool(a.key[hidden].any()) else "the same keys whatever the input"
+    return (
+        f"without a mask, filling is attended: attention {number + 1} of {many} gives the places {places} of a block "
+        f"or row of keys, {what}, {float(rows.mean()):.2g} of the weight of a query that sees them; with a mask "
+        "of ones they get none"
+    )
 
 
 def _parted(a: Attended, b: Attended, number: int, many: int, length: int) -> str | None:

@@ -43,7 +43,7 @@ def _moving(masked: Masked, x: Tensor, mask: Tensor) -> list[int]:
 def _padded_on(masked: Masked, side: str) -> str | None:
     x = masked.distinct(1, _LENGTH)
     mask = masked.padded(x, [_REAL], side)
-    found = _pooling(masked, x, mask)
+    found = pooling_of(masked, x, mask)
     if found is None:
         return None
     for states in found[0]:
@@ -93,7 +93,7 @@ def pooled_for_others(masked: Masked) -> str | None:
             continue
         counts = [4, 6, 2]
         mask = masked.padded(x, counts, side)
-        found = _pooling(masked, x, mask)
+        found = pooling_of(masked, x, mask)
         for states in found[0] if found else ():
             if found is None or states.shape[1] != _LENGTH:
                 continue
@@ -169,7 +169,7 @@ def _largest(states: Tensor, pooled: Tensor, real: Tensor) -> str | None:
     return None
 
 
-def _pooling(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor] | None:
+def pooling_of(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor] | None:
     """Return the states `[B, T, D]` that modules gave, the last first, and the vectors `[B, D]` made of them."""
     built = masked.clean()
     if not isinstance(built.module, nn.Module):
