@@ -125,6 +125,10 @@ class Batches:
         left = self.case.subject.fact("padding_side", "right") == "left"
         return (mask.flip(1) if left else mask).to(self.case.bench.device)
 
+    def has_ends_alone(self) -> bool:
+        """Whether only ends of a sequence may be hidden, no place within."""
+        return self.case.subject.fact("padding_side", "both") != "both"
+
 
 def batches_of(case: Case) -> Iterator[Batches]:
     """Go through the sequences of the failing case's subject, each in the widest dtype that it is judged in."""
