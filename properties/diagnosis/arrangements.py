@@ -51,7 +51,7 @@ class Arrangements:
         return self._alone[key]
 
     def is_that(self, got: Tensor, own: Tensor, sample: int, used: Tensor) -> bool:
-        """Whether the outputs in one place are those of a sample alone under a mask, where that and its own are real."""
+        """Whether outputs are those of a sample alone under a mask, where that mask and their own leave tokens."""
         wanted = self.alone(sample, used)
         if not self.batches.per_position:
             return not self.batches.differs(got, wanted)
@@ -100,17 +100,17 @@ def samples_moved(batches: Batches) -> str | None:
 def _moved(what: str, orders: dict[Order, Order]) -> str | None:
     if len(set(orders.values())) == 1:
         return None  # the same order whatever the lengths: it is no matter of masks
-    lengths, order = next((l, o) for l, o in orders.items() if o != (0, 1, 2))
+    lengths, order = next(one for one in orders.items() if one[1] != (0, 1, 2))
     place = next(i for i, j in enumerate(order) if i != j)
     told = (
         f"with samples of {', '.join(map(str, lengths[:-1]))} and {lengths[-1]} tokens sample {place} gets the {what} "
         f"of sample {order[place]}"
     )
-    for first, reverse in (("shortest", False), ("longest", True)):
-        sorts = {l: tuple(sorted(range(3), key=lambda b, l=l: l[b], reverse=reverse)) for l in orders}  # type: ignore[misc]
-        inverse = {l: tuple(s.index(b) for b in range(3)) for l, s in sorts.items()}
-        twice = {l: tuple(s[b] for b in s) for l, s in sorts.items()}
-        back = {l: tuple(s[b] for b in s) for l, s in inverse.items()}
+    for first, sign in (("shortest", 1), ("longest", -1)):
+        sorts = {own: tuple(sorted(range(3), key=[sign * n for n in own].__getitem__)) for own in orders}
+        inverse = {own: tuple(s.index(b) for b in range(3)) for own, s in sorts.items()}
+        twice = {own: tuple(s[b] for b in s) for own, s in sorts.items()}
+        back = {own: tuple(s[b] for b in s) for own, s in inverse.items()}
         by = f"samples are sorted by length ({first} first)"
         for words, guess in (
             (
@@ -191,8 +191,8 @@ def _rules(batches: Batches) -> Iterator[tuple[str, Rule]]:
         for at, which in ((0, "first"), (-1, "last")):
             yield (
                 f"all samples are cut behind the last tile of {size} positions that has a token of the {which} sample: "
-                f"whether a tile is skipped as padding is read off the mask of the {which} sample alone, so that longer "
-                "samples lose their ends",
+                f"whether a tile is skipped as padding is read off the mask of the {which} sample alone, so that "
+                "longer samples lose their ends",
                 lambda own, m, at=at, size=size: own & _tiles(m[at], size),  # type: ignore[misc]
             )
         yield (

@@ -50,7 +50,7 @@ def _rule(classes: list[list[int]]) -> str | None:
     if not uneven or most < 6:
         return None
     told = _tail(classes, uneven) or _periodic(classes) or _ends(classes, uneven)
-    return f"equal inputs at all positions: {told}" if told else None
+    return f"with equal inputs at all positions, {told}" if told else None
 
 
 def _tail(classes: list[list[int]], uneven: list[int]) -> str | None:
@@ -66,8 +66,8 @@ def _tail(classes: list[list[int]], uneven: list[int]) -> str | None:
             which = f"position {rest[0]} is" if len(rest) == 1 else f"positions {rest[0]} to {rest[-1]} are"
             return (
                 f"at every length above {least} that is no multiple of {size}, the positions of the incomplete last "
-                f"chunk of {size}, from floor(T / {size}) * {size} on, come out otherwise than the rest (with {n} "
-                f"positions {which} different): the remainder is left out, or treated otherwise than whole chunks"
+                f"chunk of {size}, from floor(T / {size}) * {size} on, come out otherwise than the rest (of {n} "
+                f"{which} different): the remainder is left out, or treated otherwise than whole chunks"
             )
     first = uneven[0]
     if uneven == list(range(first, most + 1)) and all(_two(classes[n - 1], first - 1) for n in uneven):
