@@ -16,6 +16,8 @@ from veriformer.properties.diagnosis.attention.modules import module_opinion
 from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.losses import loss_opinion
+from veriformer.properties.diagnosis.norms import wrong_widths
 from veriformer.properties.diagnosis.positions import odd_positions
 from veriformer.properties.diagnosis.precision import precision_cause
 from veriformer.properties.diagnosis.rows import misplaced, of_other_samples
@@ -56,6 +58,7 @@ _OF_ROWS = (
     "padding.", "permutation.", "positions.", "training.",
 )  # fmt: skip
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
+_OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
 )  # fmt: skip
@@ -65,13 +68,15 @@ _OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "soft
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
     Opinion(of_other_samples, SEQUENCES, _OF_MASKS, "before"),
+    Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
-    Opinion(odd_positions, PER_POSITION, ("padding.", "permutation.")),
+    Opinion(odd_positions, PER_POSITION, _OF_LENGTHS),
+    Opinion(wrong_widths, ("norm",), ("gradients.", "norm.")),
     Opinion(nan_opinion, _ORDINARY, _OF_NAN),
     Opinion(gradient_opinion, _ORDINARY, _OF_GRADIENTS),
     Opinion(kernel_condition, ("attention",), _OF_WEIGHTS),

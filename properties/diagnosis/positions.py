@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor, nn
 
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.batches import batches_of, longest
+from veriformer.properties.diagnosis.batches import Batches, batches_of, longest
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 
@@ -20,28 +23,58 @@ def odd_positions(case: Case, problem: Violation | None = None) -> str | None:
         case: of the violation, on whose sizes the subject is measured anew.
         problem: the violation; what is measured does not depend on it.
     """
-    subject = case.subject
-    if subject.fact("positions") != "none" or subject.fact("causal") or subject.fact("window"):
-        return None
     with off_the_record(case):
-        classes = _classes(case)
-    return None if classes is None else _rule(classes)
+        for batches in batches_of(case):
+            if batches.side != "target" or not batches.per_position or batches.tokenwise:
+                continue
+            if case.subject.fact("positions") == "none":
+                one = batches.draw(1, 1)
+                classes = _classes(case, batches, one, batches.together)
+                return None if classes is None else _rule(classes)
+            return _in_a_part(case, batches)
+    return None
 
 
-def _classes(case: Case) -> list[list[int]] | None:
+def _classes(case: Case, batches: Batches, one: Tensor, call: Callable[[Tensor], Tensor]) -> list[list[int]] | None:
     """Return for each length from 1 on which class of equal outputs each position is in, numbered as they come."""
-    batches = next(batches_of(case), None)
-    if batches is None or not batches.per_position or batches.tokenwise:
-        return None
-    one = batches.draw(1, 1)
     found = []
     for length in range(1, min(_LONGEST, longest(case)) + 1):
-        out = batches.together(one.expand(1, length, *one.shape[2:]).contiguous())[0]
-        same = (out[:, None] - out[None]).abs().amax(-1) <= batches.limit(out)
+        out = call(one.expand(1, length, *one.shape[2:]).contiguous())
+        if out.ndim != 3 or out.shape[:2] != (1, length):
+            return None
+        same = (out[0, :, None] - out[0, None]).abs().amax(-1) <= batches.limit(out)
         first = same.long().argmax(1).tolist()
         numbers = {place: number for number, place in enumerate(dict.fromkeys(first))}
         found.append([numbers[place] for place in first])
     return found
+
+
+def _in_a_part(case: Case, batches: Batches) -> str | None:
+    """Name the innermost part, called by itself on equal inputs, that leaves positions out: positions are added before."""
+    module = batches.built.module
+    if not isinstance(module, nn.Module):
+        return None
+    parts = [(name, part) for name, part in module.named_modules() if name and not isinstance(part, nn.ModuleList)]
+    width = batches.built.config.d_model
+    one = torch.randn(1, 1, width, generator=batches.generator, dtype=torch.float64)
+    one = one.to(case.bench.device, batches.built.dtype)
+    met = set()
+    for name, part in reversed(parts):
+        if type(part) in met or type(part).__module__.startswith("torch."):
+            continue
+        met.add(type(part))
+        for more in ((), (None,)):
+            try:
+                with torch.no_grad():
+                    classes = _classes(case, batches, one, lambda x, part=part, more=more: part(x, *more))  # type: ignore[misc]
+            except Exception:  # it takes something else
+                continue
+            uneven = [n for n, own in enumerate(classes or (), 1) if len(set(own)) > 1]
+            told = _tail(classes, uneven) if classes and uneven else None
+            if told:
+                return f"in {name} ({type(part).__name__}), called by itself on equal inputs at all positions, {told}"
+            break
+    return None
 
 
 def _rule(classes: list[list[int]]) -> str | None:
@@ -70,7 +103,7 @@ def _tail(classes: list[list[int]], uneven: list[int]) -> str | None:
                 f"{which} different): the remainder is left out, or treated otherwise than whole chunks"
             )
     first = uneven[0]
-    if uneven == list(range(first, most + 1)) and all(_two(classes[n - 1], first - 1) for n in uneven):
+    if first > 2 and uneven == list(range(first, most + 1)) and all(_two(classes[n - 1], first - 1) for n in uneven):
         return f"positions from {first - 1} on come out otherwise than those before, at every length above {first - 1}"
     return None
 

@@ -91,7 +91,7 @@ class Forward:
 
 
 def overwritten(applied: Applied) -> dict[int, str | None]:
-    """Return which arguments a Function's forward writes to, and by which function of what they were, if it is known."""
+    """Return which arguments a forward writes to, and which function of what they were they then are, if known."""
     args = [x.detach().clone() if isinstance(x, Tensor) else x for x in applied.args]
     with torch.no_grad():
         applied.made.apply(*args)
