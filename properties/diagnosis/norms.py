@@ -55,12 +55,13 @@ def _called(case: Case, width: int, tokens: int) -> tuple[Tensor, Tensor, bool]:
     x = _SCALE * (torch.randn(1, tokens, width, generator=generator, dtype=torch.float64) + 1)
     x = x.to(case.bench.device, built.dtype)
     with torch.no_grad():
-        return x.double(), case.call(built, x).double(), is_centred(case, built)
+        return x.double(), case.call(built, x).detach().double(), is_centred(case, built)
 
 
 def _weighed(case: Case, width: int) -> str | None:
     """Read off the weight of each channel in the mean and in the variance: an output is (x - m) / s."""
-    x, y, centred = (part[0] if isinstance(part, Tensor) else part for part in _called(case, width, 4 * width))
+    inputs, outputs, centred = _called(case, width, 4 * width)
+    x, y = inputs[0], outputs[0]
     inner, outer = (z - z.mean(-1, keepdim=True) for z in (x, y))
     slope = (inner * outer).sum(-1) / inner.square().sum(-1)
     if float((outer - slope[:, None] * inner).abs().max()) > 1e-6:

@@ -50,7 +50,7 @@ def _classes(case: Case, batches: Batches, one: Tensor, call: Callable[[Tensor],
 
 
 def _in_a_part(case: Case, batches: Batches) -> str | None:
-    """Name the innermost part, called by itself on equal inputs, that leaves positions out: positions are added before."""
+    """Name the innermost part that, called by itself on equal inputs, leaves positions out."""
     module = batches.built.module
     if not isinstance(module, nn.Module):
         return None

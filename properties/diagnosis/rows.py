@@ -54,18 +54,25 @@ def of_other_samples(case: Case, problem: Violation | None = None) -> str | None
     if key not in case.bench.measured:
         case.bench.measured[key] = None
         with off_the_record(case):
-            for batches in batches_of(case):
-                x = batches.draw(2, min(3, longest(case)))
-                if batches.differs(batches.together(x), batches.together(x)) or batches.written_to():
-                    break
-                if kept_from_before(batches):
-                    break
-                found = (measure(batches) for measure in (samples_moved, wrong_owners, mask_of_another))
-                case.bench.measured[key] = next((told for told in found if told), None)
-                if case.bench.measured[key]:
-                    break
+            case.bench.measured[key] = next(_of_others(case), None)
     told: str | None = case.bench.measured[key]
     return told
+
+
+def _of_others(case: Case) -> Iterator[str]:
+    for batches in batches_of(case):
+        x = batches.draw(2, min(3, longest(case)))
+        if batches.differs(batches.together(x), batches.together(x)) or not batches.takes_mask:
+            continue
+        if batches.written_to() or kept_from_before(batches):
+            return  # the mask of an earlier call would be told from a sample's own by nothing
+        for measure in (samples_moved, wrong_owners, mask_of_another):
+            try:
+                told = measure(batches)
+            except Exception:  # a fault may show as an error at the sizes of one measurement: the others still speak
+                continue
+            if told:
+                yield told
 
 
 def _found(case: Case) -> Iterator[str]:

@@ -197,28 +197,28 @@ def wrong_labels(loss: Loss, vocabulary: int, dtype: torch.dtype, *, formula: Lo
 def _another_logit(row: Tensor, off: dict[int, float], step: int, bound: float) -> Iterator[str]:
     """Yield how the logit of the next id, or that of the one before, enters, where it explains each error."""
     beside = f"l {'-' if step < 0 else '+'} 1"
-    top = float(row.amax())
-    if not all(0 <= label + step < len(row) for label in off):
-        return
-    near = {label: float(row[label + step]) for label in off}
-    edge = (
-        "; a label at the edge of a block of the vocabulary counts in the block beside it too" if len(off) > 1 else ""
-    )
-    for words, error in (
-        (f"the logit of {beside} is added to that of the label l{edge}", lambda n: -near[n]),
-        (f"the logit of {beside}, less the maximum, is added to that of the label l{edge}", lambda n: top - near[n]),
-        (f"the logit of {beside} stands in place of that of the label l", lambda n: float(row[n]) - near[n]),
-    ):
-        if all(abs(error(n) - off[n]) <= bound for n in off):
-            yield words
+    top, whole = float(row.amax()), float(row.logsumexp(0))
+    edge = "; a label at the edge of a block of ids counts in the block beside it too" if len(off) > 1 else ""
+    found: list[tuple[str, Callable[[int], float]]] = []
+    if all(0 <= label + step < len(row) for label in off):
+        near = {label: float(row[label + step]) for label in off}
+        found = [
+            (f"the logit of {beside} is added to that of the label l{edge}", lambda n: -near[n]),
+            (
+                f"the logit of {beside}, less the maximum, is added to that of the label l{edge}",
+                lambda n: top - near[n],
+            ),
+            (f"the logit of {beside} stands in place of that of the label l", lambda n: float(row[n]) - near[n]),
+        ]
     if step < 0:
-        for words, error in (
+        found += [
             ("the logit of the label is left out", lambda n: float(row[n])),
             ("the logit of the label, less the maximum, is left out", lambda n: float(row[n]) - top),
-            ("such a label is not counted: the loss is 0", lambda n: -float(row.logsumexp(0) - row[n])),
-        ):
-            if all(abs(error(n) - off[n]) <= bound for n in off):
-                yield words
+            ("such a label is not counted: the loss is 0", lambda n: float(row[n]) - whole),
+        ]
+    for words, error in found:
+        if all(abs(error(label) - off[label]) <= bound for label in off):
+            yield words
 
 
 def wrong_sizes(loss: Loss, vocabulary: int, dtype: torch.dtype, *, formula: Loss, shift: int) -> str | None:
