@@ -144,7 +144,7 @@ def mask_of_another(batches: Batches) -> str | None:
         if _follow(made, masks, rounds, lambda own, _: own):
             return None
     for words, rule in _rules(batches):
-        if _follow(made, masks, rounds, rule):
+        if _follow(made, masks, rounds, rule) and _explains(made, masks, rounds, rule):
             return words
     return None
 
@@ -157,6 +157,26 @@ def _follow(made: Arrangements, masks: list[Tensor], rounds: list[Tensor], rule:
             if not bool(used.any()) or not made.is_that(got[b], own, b, used):
                 return False
     return True
+
+
+def _explains(made: Arrangements, masks: list[Tensor], rounds: list[Tensor], rule: Rule) -> bool:
+    """Whether a rule that is followed tells of outputs that are wrong: some of those compared, or zeros beyond it."""
+    cut = False
+    for mask, got in zip(masks, rounds, strict=True):
+        for b, own in enumerate(mask):
+            wanted, used = made.alone(b, own), rule(own, mask)
+            if not made.batches.per_position:
+                if made.batches.differs(got[b], wanted):
+                    return True
+                continue
+            wrong = made.batches.rows_differ(got[b], wanted) & own
+            if bool((wrong & used).any()):
+                return True
+            if bool((wrong & ~used).any()):
+                cut = bool((got[b][own & ~used] == 0).all())
+                if not cut:
+                    return False
+    return cut
 
 
 def _rules(batches: Batches) -> Iterator[tuple[str, Rule]]:
