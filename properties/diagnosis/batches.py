@@ -122,8 +122,15 @@ class Batches:
     def masks(self, lengths: list[int], length: int) -> Tensor:
         """Return a padding mask `[B, T]` that leaves so many tokens of each sample."""
         mask = torch.arange(length)[None] < torch.tensor(lengths)[:, None]
-        left = self.case.subject.fact("padding_side", "right") == "left"
+        side, fact = self.case.subject.fact("padding_side", "right"), self.case.subject.fact
+        left = side == "left" or (
+            side == "both" and self.per_position and bool(fact("causal"))
+        )  # no query sees the right
         return (mask.flip(1) if left else mask).to(self.case.bench.device)
+
+    def has_ends_alone(self) -> bool:
+        """Whether only ends of a sequence may be hidden, no place within."""
+        return self.case.subject.fact("padding_side", "both") != "both"
 
 
 def batches_of(case: Case) -> Iterator[Batches]:

@@ -17,13 +17,16 @@ from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.losses import loss_opinion
+from veriformer.properties.diagnosis.norms import wrong_widths
+from veriformer.properties.diagnosis.positions import odd_positions
 from veriformer.properties.diagnosis.precision import precision_cause
-from veriformer.properties.diagnosis.rows import misplaced
+from veriformer.properties.diagnosis.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.stream import SEQUENCES
+from veriformer.properties.engine.stream import PER_POSITION, SEQUENCES
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.formulas.rotations import rotation_cause, rounding_cause
 from veriformer.properties.subject.inputs import has_ordinary_inputs
@@ -55,6 +58,8 @@ _OF_ROWS = (
     "attention.attends", "batch.", "dropout.mean", "ffn.position-wise", "norm.per-token", "numerics.stateless",
     "padding.", "permutation.", "positions.", "training.",
 )  # fmt: skip
+_OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
+_OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
 )  # fmt: skip
@@ -63,12 +68,16 @@ _OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "soft
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
+    Opinion(of_other_samples, SEQUENCES, _OF_MASKS, "before"),
+    Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
+    Opinion(odd_positions, PER_POSITION, _OF_LENGTHS),
+    Opinion(wrong_widths, ("norm",), ("gradients.", "norm.")),
     Opinion(nan_opinion, _ORDINARY, _OF_NAN),
     Opinion(gradient_opinion, _ORDINARY, _OF_GRADIENTS),
     Opinion(kernel_condition, ("attention",), _OF_WEIGHTS),

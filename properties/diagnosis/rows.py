@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.arrangements import mask_of_another, samples_moved
 from veriformer.properties.diagnosis.batches import (
     BATCH,
     LENGTH,
@@ -17,6 +18,7 @@ from veriformer.properties.diagnosis.batches import (
     longest,
     over_the_batch,
 )
+from veriformer.properties.diagnosis.owners import wrong_owners
 from veriformer.properties.diagnosis.samples import whose_mask
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -41,6 +43,38 @@ def misplaced(case: Case, problem: Violation | None = None) -> str | None:
     return told
 
 
+def of_other_samples(case: Case, problem: Violation | None = None) -> str | None:
+    """Say whose outputs, tokens or mask a sample gets under masks of different lengths: other causes only follow.
+
+    Args:
+        case: of the violation, on whose sizes the subject is measured anew.
+        problem: the violation; what is measured does not depend on it.
+    """
+    key = ("of other samples", case.config())
+    if key not in case.bench.measured:
+        case.bench.measured[key] = None
+        with off_the_record(case):
+            case.bench.measured[key] = next(_of_others(case), None)
+    told: str | None = case.bench.measured[key]
+    return told
+
+
+def _of_others(case: Case) -> Iterator[str]:
+    for batches in batches_of(case):
+        x = batches.draw(2, min(3, longest(case)))
+        if batches.differs(batches.together(x), batches.together(x)) or not batches.takes_mask:
+            continue
+        if batches.written_to() or kept_from_before(batches):
+            return  # the mask of an earlier call would be told from a sample's own by nothing
+        for measure in (samples_moved, wrong_owners, mask_of_another):
+            try:
+                told = measure(batches)
+            except Exception:  # a fault may show as an error at the sizes of one measurement: the others still speak
+                continue
+            if told:
+                yield told
+
+
 def _found(case: Case) -> Iterator[str]:
     for batches in batches_of(case):
         x = batches.draw(2, min(3, longest(case)))
@@ -54,6 +88,8 @@ def _found(case: Case) -> Iterator[str]:
             _rearranged,
             wrong_lengths,
             _over_the_batch,
+            samples_moved,
+            wrong_owners,
             whose_mask,
         )
         for measure in measures:

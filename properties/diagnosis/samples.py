@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.diagnosis.arrangements import mask_of_another
 from veriformer.properties.diagnosis.batches import BATCH, LENGTH, Batches, longest
 
 _BASE, _MORE, _LESS = 4, 6, 2
@@ -15,6 +16,8 @@ def whose_mask(batches: Batches) -> str | None:
     """Change one sample's mask, not its tokens, and see whose outputs change."""
     if not batches.takes_mask or longest(batches.case) < LENGTH:
         return None
+    if told := mask_of_another(batches):
+        return told
     heads = batches.built.config.num_heads
     size = max(BATCH, 2 * heads + 1)
     x = batches.draw(size, LENGTH)

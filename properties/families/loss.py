@@ -14,6 +14,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.diagnosis.losses import where_a_loss_is_wrong
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -158,7 +159,7 @@ def _cause(case: Case, built: Built, logits: Tensor, labels: Tensor, got: Tensor
         return f"{added:.1g} times the square of log Z is added (declare z_loss={added:.1g} if that is meant)"
     if 0.005 < found < 0.6 and abs(found - round(found, 2)) < 1e-4:
         return f"there is label smoothing of {found:.2g} (declare label_smoothing={found:.2g} if that is meant)"
-    return None
+    return where_a_loss_is_wrong(case, built)
 
 
 @holds(

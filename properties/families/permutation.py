@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import rounding_bound
+from veriformer.properties.diagnosis.positions import odd_positions
 from veriformer.properties.diagnosis.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact
@@ -104,10 +105,14 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
         seen = worst_difference(first, plain[:, -1], size_of(plain)).error > limit
         if seen and worst_difference(after, before, size_of(plain)).error <= limit:
             return "earlier outputs do not depend on the last input: a causal mask is applied"
+        if path == DEFAULT and (told := odd_positions(stream.case)):
+            return told
         constant = stream(x[:, :1].expand_as(x).contiguous(), path=path)
         spread = (constant - constant[:, :1]).abs().max()
         if float(spread) > limit * float(constant.abs().max()):
-            return "equal inputs at all positions give different outputs: something depends on the index of a position"
+            return odd_positions(stream.case) or (
+                "equal inputs at all positions give different outputs: something depends on the index of a position"
+            )
     return (
         "equal inputs give equal outputs, so no index enters by itself: positions are mixed up with heads or channels"
     )

@@ -148,7 +148,7 @@ def distances_share_buckets_as_published(case: Case) -> None:
 
 def _bucket_cause(case: Case) -> str | None:
     farthest = int(case.subject.fact("max_distance", 128))
-    length = min(farthest + 32, 400)
+    length = min(farthest * 3 // 2 + 32, 400)  # where a bucket beyond the last would be reached
     with off_the_record(case):
         built = case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1])
         bias = case.call(built, length, length).detach().cpu().double()

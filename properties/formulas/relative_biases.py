@@ -12,6 +12,16 @@ from veriformer.reference.position_bias import t5_bucket
 
 _RULE = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round}
 
+Clamp = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def _late(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
+    return (offset + bucket).clamp(max=buckets - 1)
+
+
+def _one_more(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
+    return (offset + bucket.clamp(max=buckets // 2)).clamp(max=buckets - 1)
+
 
 def _bucket(
     relative: Tensor,
@@ -26,6 +36,7 @@ def _bucket(
     last: int = 1,
     step: int = 0,
     absolute: bool = False,
+    clamped: Clamp | None = None,
 ) -> Tensor:
     """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
     bucket = torch.zeros_like(relative)
@@ -38,10 +49,10 @@ def _bucket(
     exact = max(exactly(buckets), 1)
     span = math.log(farthest / (start(buckets, exact) if start else exact))
     ratio = (distance.clamp(min=1).double() / exact).log() / span
-    far = (exact + _RULE[rule](ratio * (buckets - exact) + (1e-9 if rule == "floor" else 0)).long()).clamp(
-        max=buckets - last
-    )
-    return bucket + torch.where(distance < exact, distance, far)
+    far = exact + _RULE[rule](ratio * (buckets - exact) + (1e-9 if rule == "floor" else 0)).long()
+    if clamped is not None:
+        return clamped(torch.where(distance < exact, distance, far), bucket, whole)
+    return bucket + torch.where(distance < exact, distance, far.clamp(max=buckets - last))
 
 
 def _wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> Iterator[tuple[str, Tensor]]:
@@ -70,6 +81,12 @@ def _wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) ->
     if both:
         told = "the number of buckets is not halved before half of them are made exact"
         yield told, _bucket(relative, both, buckets, farthest, halved=False)
+        for words, end in (
+            ("to num_buckets - 1 after the offset of the future is added, not to num_buckets / 2 - 1 before it", _late),
+            ("to num_buckets / 2, one too far, not to num_buckets / 2 - 1", _one_more),
+        ):
+            told = f"the logarithmic bucket is clamped {words}: far keys of the past run over into those of the future"
+            yield told, _bucket(relative, both, buckets, farthest, clamped=end)
     for words, exactly in (
         ("a quarter", lambda n: n // 4),
         ("all but one", lambda n: n - 1),

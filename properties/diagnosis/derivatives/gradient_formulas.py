@@ -15,6 +15,7 @@ from veriformer.properties.definitions.attention import attention_oracle
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting
+from veriformer.properties.diagnosis.derivatives.soft_caps import wrong_cap_slopes
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
 
@@ -85,9 +86,14 @@ class _Backward:
     g: Tensor
     scale: float
     allow: Tensor | None
+    cap: float | None = None
 
     def __post_init__(self) -> None:
-        self.raw = self.q @ self.k.mT * self.scale
+        self.scores = self.raw = self.q @ self.k.mT * self.scale
+        self.slope = torch.ones_like(self.raw)
+        if self.cap:
+            self.raw = self.cap * (self.scores / self.cap).tanh()
+            self.slope = 1 - (self.raw / self.cap).square()
         shown = self.raw if self.allow is None else self.raw.masked_fill(~self.allow, -torch.inf)
         self.p = shown.softmax(-1).nan_to_num(0.0)
         self.lse = shown.logsumexp(-1, keepdim=True)
@@ -97,13 +103,14 @@ class _Backward:
 
 
 def _attention(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
-    if any(case.subject.fact(f) for f in ("sink", "query_key_norm", "soft_cap")) or made.is_training:
+    if any(case.subject.fact(f) for f in ("sink", "query_key_norm")) or made.is_training:
         return None, iter(())
     q, k, v = (x.detach() for x in list(made.leaves.values())[:3])
     repeats = q.shape[1] // k.shape[1]
     scale = attention_scale(case.subject.fact("attention_scale"), q.shape[-1], q.shape[-1] * q.shape[1])
     g = made.weight(made.output())
-    b = _Backward(q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), g, scale, made.allow)
+    cap = case.subject.fact("soft_cap")
+    b = _Backward(q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), g, scale, made.allow, cap)
     right = _of(b, name)
     if name == "the queries" or repeats == 1:
         return right, _wrong_attention(b, name)
@@ -114,7 +121,7 @@ def _of(b: _Backward, name: str, ds: Tensor | None = None, p: Tensor | None = No
     """Return one of the three gradients, from other derivatives of the scores or other weights if these are given."""
     if name == "the values":
         return (b.p if p is None else p).mT @ b.g
-    used = b.ds if ds is None else ds
+    used = (b.ds if ds is None else ds) * b.slope
     return b.scale * (used @ b.k if name == "the queries" else used.mT @ b.q)
 
 
@@ -122,6 +129,8 @@ def _wrong_attention(b: _Backward, name: str) -> Wrong:
     if name == "the values":
         yield from _wrong_values(b)
         return
+    for words, slope in wrong_cap_slopes(b.scores, b.raw, b.cap) if b.cap else ():
+        yield words, _of(b, name, b.ds * slope / b.slope)
     yield "the weights of the softmax are held constant there: no gradient passes through them", torch.zeros_like(b.q)
     yield "the backward lacks the row sum of the softmax (its delta, sum of g * o)", _of(b, name, b.p * b.dp)
     yield (

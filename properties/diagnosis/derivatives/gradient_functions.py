@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, factor_in_words
 from veriformer.properties.diagnosis.derivatives.gradient_formulas import told_by_formula
+from veriformer.properties.diagnosis.derivatives.gradient_points import ACTIVATIONS, told_by_point
 from veriformer.properties.diagnosis.derivatives.own_backwards import Applied
 from veriformer.properties.engine.case import Case
 
@@ -38,6 +38,9 @@ def told_of_function(
         words = _words(case, made, applied, alone, place, other)
         if words:
             told.setdefault(words, []).append(names[place])
+    if len(told) < 2 and set().union(*told.values()) != {names[place] for place in wrong}:
+        words = told_by_point(applied, wrong, names)
+        return {words: [names[place] for place in wrong]} if words else told
     return told
 
 
@@ -155,28 +158,13 @@ def factor_told(
     return f"{meant}it is {form} times the derivative ({here:.4g} and {there:.4g} times it at two sizes)"
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "SiLU": F.silu,
-    "GELU": F.gelu,
-    "GELU (tanh)": lambda x: F.gelu(x, approximate="tanh"),
-    "quick GELU": lambda x: x * torch.sigmoid(1.702 * x),
-    "ReLU": F.relu,
-    "squared ReLU": lambda x: F.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softplus": F.softplus,
-    "mish": F.mish,
-    "ELU": F.elu,
-}
-
-
 def _as_activation(alone: Setting, gradient: Tensor) -> str | None:
     """Tell the wrong derivative of an activation."""
     x = next(iter(alone.leaves.values())).detach()
     y = alone.output()
     if y.shape != x.shape:
         return None
-    name = next((n for n, f in _ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-9, atol=1e-12)), None)
+    name = next((n for n, f in ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-9, atol=1e-12)), None)
     if name is None:
         return None
     g = alone.weight(y)
@@ -189,7 +177,7 @@ def _as_activation(alone: Setting, gradient: Tensor) -> str | None:
 def _slope(name: str, x: Tensor) -> Tensor:
     leaf = x.detach().clone().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(_ACTIVATIONS[name](leaf).sum(), leaf)[0]
+        return torch.autograd.grad(ACTIVATIONS[name](leaf).sum(), leaf)[0]
 
 
 def _slopes(name: str, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -214,6 +202,6 @@ def _slopes(name: str, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "x stands for tanh(x) in 1 - tanh(x)^2", 1 - x.square()
     if name == "squared ReLU":
         yield "the factor 2 is missing", right / 2
-    for other in _ACTIVATIONS:
+    for other in ACTIVATIONS:
         if other != name:
             yield f"it is that of {other}", _slope(other, x)

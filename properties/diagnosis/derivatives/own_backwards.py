@@ -51,17 +51,11 @@ class Applied:
 
     def _value(self, leaves: dict[int, Tensor]) -> Tensor:
         args = [leaves.get(place, x) for place, x in enumerate(self.args)]
+        args = [x.clone() if isinstance(x, Tensor) else x for x in args]  # its forward may write to them
         with torch.random.fork_rng(devices=[]):
             reseed(5)
             given = self.made.apply(*args)
-        outputs = [x for x in (given if isinstance(given, tuple) else (given,)) if isinstance(x, Tensor)]
-        total = torch.zeros((), dtype=torch.float64, device=next(iter(leaves.values())).device)
-        for number, x in enumerate(outputs):
-            if x.is_floating_point():
-                generator = torch.Generator().manual_seed(number)
-                weight = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-                total = total + (x * weight).sum()
-        return total
+        return cotangents(given)
 
     def _agrees(self, leaves: dict[int, Tensor], leaf: Tensor, gradient: Tensor | None) -> bool:
         for seed, step in enumerate((1e-6, 1e-7)):
@@ -81,6 +75,23 @@ class Applied:
         return False
 
 
+def cotangents(given: Any) -> Tensor:
+    """Return the sum of what a function gives times a gradient that comes in, the same for all calls."""
+    outputs = [x for x in (given if isinstance(given, tuple) else (given,)) if isinstance(x, Tensor)]
+    total = torch.zeros((), dtype=torch.float64, device=outputs[0].device if outputs else None)
+    for number, x in enumerate(outputs):
+        if x.is_floating_point():
+            generator = torch.Generator().manual_seed(number)
+            weight = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+            total = total + (x * weight).sum()
+    return total
+
+
+def _kept(x: Any) -> Any:
+    """Return an argument as it is now: the function may write to it."""
+    return x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+
 @contextmanager
 def applied_functions() -> Iterator[list[Applied]]:
     """Note every `autograd.Function` of the subject's own that is applied."""
@@ -88,7 +99,7 @@ def applied_functions() -> Iterator[list[Applied]]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not str(cls.__module__).startswith("torch.") and not kwargs and len(noted) < _MOST:
-            noted.append(Applied(cls, args))
+            noted.append(Applied(cls, tuple(map(_kept, args))))
         return super(_HOLDER, cls).apply(*args, **kwargs)
 
     _HOLDER.apply = classmethod(apply)

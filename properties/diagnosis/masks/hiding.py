@@ -7,13 +7,14 @@ from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
+from veriformer.properties.diagnosis.batches import Batches
 from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
-from veriformer.properties.diagnosis.masks.others import at_real, cause_of_others
-from veriformer.properties.diagnosis.masks.placed import placed_cause
-from veriformer.properties.diagnosis.masks.pooled import pooled_cause
+from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
+from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
 from veriformer.properties.diagnosis.masks.scaled import scaled_cause
 from veriformer.properties.diagnosis.masks.shifted import instead_cause
+from veriformer.properties.diagnosis.samples import whose_mask
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
@@ -68,11 +69,20 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             or (amount_cause(masked, amount_on) if amount_on else None)
         )
     return (
-        cause_of_others(masked, side)
+        _of_others(masked, side)
         or instead_cause(masked)
         or _pooled(masked)
         or (placed_cause(masked, amount_on) or amount_cause(masked, amount_on) if amount_on else None)
     )
+
+
+def _of_others(masked: Masked, side: str) -> str | None:
+    """Tell whose mask each sample of a batch follows, and where its tokens stand."""
+    ends = masked.padded(masked.draw(3), [masked.length - 3, masked.length - 1, max(1, masked.length - 6)], side)
+    if masked.case.subject.kind == "classifier" and (told := pooled_for_others(masked) or ends_of_others(masked)):
+        return told
+    batches = Batches(masked.case, masked.clean(), masked.which, masked.per_position, tokenwise=False)
+    return placed_in_batch(masked, ends) or whose_mask(batches)
 
 
 def _left_behind(masked: Masked, side: str) -> str | None:
@@ -91,13 +101,13 @@ def _left_behind(masked: Masked, side: str) -> str | None:
     model = masked.clean()
     masked(x, first, model)
     after, right = masked(x, second, model), masked(x, second)
-    if not bool(at_real(masked, masked.moved(after, right), second).any()):
+    if not bool(masked.at_real(masked.moved(after, right), second).any()):
         return None
     for used, told in (
         (first, "the mask of an earlier call of that shape is used again in place of the new one"),
         (first & second, "what an earlier call of that shape has hidden stays hidden: a kept mask is changed in place"),
     ):
-        if not bool(at_real(masked, masked.moved(after, masked(x, used)), second & used).any()):
+        if not bool(masked.at_real(masked.moved(after, masked(x, used)), second & used).any()):
             return told
     return "with a mask, a call is right on a new model and wrong after a call with another mask"
 

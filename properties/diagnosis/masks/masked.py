@@ -90,6 +90,10 @@ class Masked:
         far = far if self.per_position or far.ndim == 1 else far.amax(dim=1)
         return far > self.limit(before)
 
+    def at_real(self, moved: Tensor, real: Tensor) -> Tensor:
+        """Return what moved among the outputs that count."""
+        return moved[real] if self.per_position else moved
+
     def sees(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return `[T, T]` bool: entry (s, t): whether output t (or any) moves with the content of position s.
 

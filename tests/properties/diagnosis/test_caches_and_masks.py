@@ -139,7 +139,7 @@ def masked(fault: str) -> Subject:
         ("weak", "padding.content-irrelevant", "the mask adds -10 to their scores"),
         ("norm", "padding.content-irrelevant", "keys of real positions change with hidden content"),
         ("convolution", "padding.content-irrelevant", "as through a convolution"),
-        ("first", "padding.amount-irrelevant", "by the mask of the first"),
+        ("first", "padding.amount-irrelevant", "the padding mask of the first sample is used for all"),
         ("stale", "batch.permutation", "an earlier call of that shape"),
     ],
 )

@@ -92,7 +92,7 @@ def encoder(slip: str = "") -> Subject:
         ("counted on", "counted on through the batch"),
         ("tiled", "the mask is tiled over heads"),
         ("first mask", "the padding mask of the first sample is used for all samples"),
-        ("reversed masks", "sample 0 gets the padding mask of sample 4"),
+        ("reversed masks", "padding masks are used in reversed order"),
         ("softmax", "a softmax runs over the batch, axis 0 of a tensor with 4 axes"),
         ("standardised", "a variance is taken over the batch"),
         ("reshaped", "from [T, B, D] to [B, T, D] by a reshape instead of a transpose"),

@@ -1,0 +1,38 @@
+"""For which labels, lengths or vocabularies a loss is wrong."""
+
+from __future__ import annotations
+
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.definitions.losses import loss_oracle
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.violations import Violation
+from veriformer.properties.formulas.losses import wrong_labels, wrong_sizes
+
+
+def where_a_loss_is_wrong(case: Case, built: Built) -> str | None:
+    """Say for which labels, or at which sizes, a loss is not the declared one."""
+    fact, device = case.subject.fact, case.bench.device
+    shift = int(bool(fact("shifts_labels")))
+    eps, z = (float(fact(name, 0.0)) for name in ("label_smoothing", "z_loss"))
+    with off_the_record(case):
+        for measure in (wrong_labels, wrong_sizes):
+            told = measure(
+                lambda logits, labels: case.call(built, logits.to(device), labels.to(device)).reshape(()),
+                built.config.vocab_size,
+                built.dtype,
+                formula=lambda logits, labels: loss_oracle(
+                    logits[:, : logits.shape[1] - shift], labels[:, shift:], eps, int(fact("ignore_index", -100)), z
+                ),
+                shift=shift,
+            )
+            if told:
+                return told
+    return None
+
+
+def loss_opinion(case: Case, problem: Violation) -> str | None:
+    """Explain a gradient by a loss that is wrong itself."""
+    told = where_a_loss_is_wrong(case, case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1]))
+    return f"the loss itself is wrong: {told.removeprefix('the loss is wrong ')}" if told else None

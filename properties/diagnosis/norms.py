@@ -1,0 +1,101 @@
+"""At which widths a norm is wrong, and with which weights its channels enter the statistics there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.violations import Violation
+from veriformer.properties.formulas.numbers import which
+from veriformer.properties.probes.norms import is_centred, normalised
+
+_WIDEST = 34
+"""Beyond twice the usual tile of small tests (16)."""
+_SCALE = 100.0
+"""Where an eps of up to 1e-3 changes 1e-7."""
+_LIMIT = 1e-5
+
+
+def wrong_widths(case: Case, problem: Violation | None = None) -> str | None:
+    """Say at which widths a norm as built does not normalise, where it does at others.
+
+    Args:
+        case: of the violation.
+        problem: the violation; what is measured does not depend on it.
+    """
+    if case.subject.build is None or case.subject.fact("norm") in ("none", "other"):
+        return None
+    with off_the_record(case):
+        wrong, tried = [], list[int]()
+        for width in range(2, _WIDEST):
+            try:
+                x, y, centred = _called(case, width, 6)
+            except Exception:  # it refuses this width
+                continue
+            tried.append(width)
+            right = normalised(x, centred, 0.0)
+            if not float((y - right).abs().max()) <= (_LIMIT if y.dtype == torch.float64 else 1e-2):
+                wrong.append(width)
+        if not wrong or len(wrong) == len(tried) or tried != list(range(tried[0], tried[-1] + 1)):
+            return None
+        told = f"the norm is wrong at the widths {which(wrong, tried)}, else right"
+        weighed = _weighed(case, next((n for n in wrong if n >= 12), wrong[-1]))
+    return f"{told}; {weighed}" if weighed else told
+
+
+def _called(case: Case, width: int, tokens: int) -> tuple[Tensor, Tensor, bool]:
+    config = replace(case.config(), d_model=width, num_heads=1, num_key_value_heads=1)
+    built = case.bench.pool.fresh(config, judged_dtypes(case.bench)[-1], raw=True)
+    generator = torch.Generator().manual_seed(width)
+    x = _SCALE * (torch.randn(1, tokens, width, generator=generator, dtype=torch.float64) + 1)
+    x = x.to(case.bench.device, built.dtype)
+    with torch.no_grad():
+        return x.double(), case.call(built, x).detach().double(), is_centred(case, built)
+
+
+def _weighed(case: Case, width: int) -> str | None:
+    """Read off the weight of each channel in the mean and in the variance: an output is (x - m) / s."""
+    inputs, outputs, centred = _called(case, width, 4 * width)
+    x, y = inputs[0], outputs[0]
+    inner, outer = (z - z.mean(-1, keepdim=True) for z in (x, y))
+    slope = (inner * outer).sum(-1) / inner.square().sum(-1)
+    if float((outer - slope[:, None] * inner).abs().max()) > 1e-6:
+        return None  # it is no shift and one factor a token
+    middle = x.mean(-1) - y.mean(-1) / slope
+    told = []
+    for name, given, of in (
+        ("mean", middle if centred else None, x),
+        ("variance" if centred else "mean square", slope.pow(-2), (x - middle[:, None]).square()),
+    ):
+        if given is None:
+            continue
+        weights = torch.linalg.lstsq(of, given[:, None]).solution[:, 0]
+        if float((of @ weights - given).abs().max()) > 1e-6 * float(given.abs().max()):
+            continue
+        if float((weights - 1 / width).abs().max()) > 1e-6:
+            told.append(f"in the {name} {_runs(weights)}")
+    return f"at width {width}, where each should enter by 1/{width}, {', and '.join(told)}" if told else None
+
+
+def _runs(weights: Tensor) -> str:
+    starts = [0, *(d for d in range(1, len(weights)) if abs(float(weights[d] - weights[d - 1])) > 1e-6)]
+    if len(starts) > 4:
+        return "the channels enter by weights of their own"
+    parts = []
+    for start, end in zip(starts, [*starts[1:], len(weights)], strict=True):
+        which_ones = f"channels {start} to {end - 1}" if end - start > 1 else f"channel {start}"
+        parts.append(f"{which_ones} enter{'s' if end - start == 1 else ''} by {float(weights[start]):.4g}")
+    told = " and ".join(parts)
+    if len(starts) == 2:
+        start, rest = starts[1], len(weights) - starts[1]
+        tile = float(weights[start:].sum() / weights[0])
+        if abs(tile - round(tile)) < 1e-4 and rest < round(tile) and not start % round(tile):
+            told += (
+                f" (the last {rest} together as much as {round(tile)}: an incomplete tile is counted as a whole one)"
+            )
+    return told
