@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
-from veriformer.properties.diagnosis.batches import TOKENWISE
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
 from veriformer.properties.diagnosis.losses import loss_opinion
 from veriformer.properties.diagnosis.norms import wrong_widths
-from veriformer.properties.diagnosis.positions import odd_positions
+from veriformer.properties.diagnosis.places.batches import TOKENWISE
+from veriformer.properties.diagnosis.places.positions import odd_positions
+from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
-from veriformer.properties.diagnosis.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws

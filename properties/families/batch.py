@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.hiding import batch_cause
-from veriformer.properties.diagnosis.rows import misplaced
+from veriformer.properties.diagnosis.places.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import rounding_bound
-from veriformer.properties.diagnosis.positions import odd_positions
-from veriformer.properties.diagnosis.rows import misplaced
+from veriformer.properties.diagnosis.places.positions import odd_positions
+from veriformer.properties.diagnosis.places.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact
 from veriformer.properties.engine.property import holds

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
-from veriformer.properties.diagnosis.batches import Batches
 from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
 from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
 from veriformer.properties.diagnosis.masks.scaled import scaled_cause
 from veriformer.properties.diagnosis.masks.shifted import instead_cause
-from veriformer.properties.diagnosis.samples import whose_mask
+from veriformer.properties.diagnosis.places.batches import Batches
+from veriformer.properties.diagnosis.places.samples import whose_mask
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
@@ -59,21 +61,33 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     seen = masked.is_seen(x, mask)
     shown = [s for s in hidden if seen[s]]
     if shown:
-        return (
-            instead_cause(masked)
-            or _in_attentions(masked, x, mask, side)
-            or _pooled(masked)
-            or _before_attentions(masked, x, mask)
-            or scaled_cause(masked, x, mask)
-            or _from_neighbours(masked, x, mask, shown, hidden)
-            or (amount_cause(masked, amount_on) if amount_on else None)
+        measures: tuple[Callable[[], str | None], ...] = (
+            lambda: instead_cause(masked),
+            lambda: _in_attentions(masked, x, mask, side),
+            lambda: _pooled(masked),
+            lambda: _before_attentions(masked, x, mask),
+            lambda: scaled_cause(masked, x, mask),
+            lambda: _from_neighbours(masked, x, mask, shown, hidden),
         )
-    return (
-        _of_others(masked, side)
-        or instead_cause(masked)
-        or _pooled(masked)
-        or (placed_cause(masked, amount_on) or amount_cause(masked, amount_on) if amount_on else None)
-    )
+    else:
+        measures = (
+            lambda: _of_others(masked, side),
+            lambda: instead_cause(masked),
+            lambda: _pooled(masked),
+            lambda: placed_cause(masked, amount_on) if amount_on else None,
+        )
+    return _first_told((*measures, lambda: amount_cause(masked, amount_on) if amount_on else None))
+
+
+def _first_told(measures: Iterable[Callable[[], str | None]]) -> str | None:
+    """Return what the first measurement that has something to say says; one that raises leaves the others to speak."""
+    for measure in measures:
+        try:
+            if told := measure():
+                return told
+        except Exception:
+            continue
+    return None
 
 
 def _of_others(masked: Masked, side: str) -> str | None:

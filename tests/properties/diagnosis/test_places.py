@@ -15,8 +15,8 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.diagnosis.losses import loss_opinion
 from veriformer.properties.diagnosis.norms import wrong_widths
-from veriformer.properties.diagnosis.positions import odd_positions
-from veriformer.properties.diagnosis.rows import of_other_samples
+from veriformer.properties.diagnosis.places.positions import odd_positions
+from veriformer.properties.diagnosis.places.rows import of_other_samples
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.violations import Violation

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.diagnosis.rows import misplaced
+from veriformer.properties.diagnosis.places.rows import misplaced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.subject.sizes import DrawnConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.batches import Batches, longest
+from veriformer.properties.diagnosis.places.batches import Batches, longest
 
 _LENGTHS = (4, 6, 3, 5)
 """Of the samples: each another, in no order, so long that a token more or less leaves each its majority."""

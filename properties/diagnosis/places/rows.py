@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.arrangements import mask_of_another, samples_moved
-from veriformer.properties.diagnosis.batches import (
+from veriformer.properties.diagnosis.places.arrangements import mask_of_another, samples_moved
+from veriformer.properties.diagnosis.places.batches import (
     BATCH,
     LENGTH,
     Batches,
@@ -18,8 +18,8 @@ from veriformer.properties.diagnosis.batches import (
     longest,
     over_the_batch,
 )
-from veriformer.properties.diagnosis.owners import wrong_owners
-from veriformer.properties.diagnosis.samples import whose_mask
+from veriformer.properties.diagnosis.places.owners import wrong_owners
+from veriformer.properties.diagnosis.places.samples import whose_mask
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 

@@ -9,7 +9,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.batches import Batches, longest
+from veriformer.properties.diagnosis.places.batches import Batches, longest
 
 _LONGEST = 12
 """Beyond the usual tiles of small tests (4, 8)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.arrangements import mask_of_another
-from veriformer.properties.diagnosis.batches import BATCH, LENGTH, Batches, longest
+from veriformer.properties.diagnosis.places.arrangements import mask_of_another
+from veriformer.properties.diagnosis.places.batches import BATCH, LENGTH, Batches, longest
 
 _BASE, _MORE, _LESS = 4, 6, 2
 """Tokens of every sample, and of the one whose mask is changed."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.batches import Batches, batches_of, longest
+from veriformer.properties.diagnosis.places.batches import Batches, batches_of, longest
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 
