@@ -86,7 +86,7 @@ def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str |
         return f"influence up to {max(future)} steps ahead: the mask's diagonal is off by {max(future)}"
     rows = sorted({t for t, _ in illegal.nonzero().tolist()})
     if len(rows) == 1:
-        return f"only output {rows[0]} sees the future: its row of the mask is empty or wrong"
+        return f"only output {rows[0]} sees the future"
     columns = sorted({s for _, s in illegal.nonzero().tolist()})
     if len(columns) == 1:
         return f"only input {columns[0]} leaks into earlier outputs"

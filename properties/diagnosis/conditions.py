@@ -35,7 +35,7 @@ def condition_of(prop: Property, case: Case) -> str | None:
     if min(len(failing), len(others)) < _EACH:
         return None
     found: dict[str, str] = {}
-    for name in set.intersection(*(set(features) for features, _ in rows)):
+    for name in sorted(set.intersection(*(set(features) for features, _ in rows))):
         told = _parts(name, [f[name] for f in failing], [f[name] for f in others])
         if told:
             found[name] = told
@@ -71,7 +71,10 @@ def _judged(prop: Property, case: Case) -> Iterator[tuple[dict[str, Any], bool]]
 def _features(case: Case) -> dict[str, Any]:
     config = case.config()
     sizes: dict[str, Any] = {name: getattr(config, name) for name in _SIZES}
-    return sizes | {_CHOICES[k]: v for k, v in case.choices.items() if k in _CHOICES and isinstance(v, int | str)}
+    known = {_CHOICES[k]: v for k, v in case.choices.items() if k in _CHOICES and isinstance(v, int | str)}
+    if known.get("the dtype") in ("float32", "float64"):
+        del known["the dtype"]  # float64 shows what rounding hides in float32: that says nothing of the fault
+    return sizes | known
 
 
 def _parts(name: str, failing: list[Any], others: list[Any]) -> str | None:

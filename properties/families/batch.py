@@ -68,7 +68,7 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
     if not reached:
         turned = stream(x.flip(0)).flip(0)
         if bool(((turned - together).abs() > limit).any()):
-            return "a sample's output depends on its place in the batch: is something indexed by the sample?"
+            return "a sample's output depends on its place in the batch"
         return (
             "the samples meet in a maximum or a count, which the last does not change "
             "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"

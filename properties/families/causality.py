@@ -262,9 +262,7 @@ def _length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) 
     before, after = stream(x, path=path)[:, :cut], stream(other, path=path)[:, :cut]
     if worst_difference(after, before, size_of(before)).error > case.tolerance(stream.built):
         long = x.shape[1]
-        return (
-            f"later inputs reach them in sequences of {long}, not in short ones: is a mask shorter than the sequence?"
-        )
+        return f"later inputs reach them in sequences of {long}, not in short ones"
     for total in range(cut + 1, x.shape[1] + 1):
         got = stream(x[:, :total], path=path)[:, :cut]
         if worst_difference(got, first, size_of(first)).error > case.tolerance(stream.built):

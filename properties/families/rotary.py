@@ -190,13 +190,17 @@ def frequencies_are_geometric(case: Case) -> None:
         "the frequencies are not base^(-2i/K)",
         bound=bound,
         constants_allowed=True,
-        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, base, bound),
+        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, case.config().d_head, base, bound),
     )
     case.witness()
 
 
-def _frequency_cause(angles: Tensor, turned: int, base: float, bound: float) -> str | None:
+def _frequency_cause(angles: Tensor, turned: int, width: int, base: float, bound: float) -> str | None:
     measured = angles[::2][: turned // 2]
+    if turned < width:
+        whole = base ** (-torch.arange(0, turned, 2, dtype=torch.float64) / width)
+        if float((measured - whole).abs().amax()) <= bound:
+            return f"the exponents are divided by the width {width} of the head, not by the {turned} rotated channels"
     for words, exponent in (("i/K", 1.0), ("4i/K", 4.0)):
         guess = base ** (-torch.arange(turned // 2, dtype=torch.float64) * exponent / turned)
         if float((measured - guess).abs().amax()) <= bound:

@@ -12,6 +12,7 @@ from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
+from veriformer.properties.subject.sizes import DrawnConfig
 
 _NEAR = (1, 2, 5, 100)
 _FAR = (77, 203, 357, 501)
@@ -25,8 +26,15 @@ def rotation_cause(case: Case, problem: Violation | None = None) -> str | None:
         case: of the violation.
         problem: the violation; what is measured does not depend on it.
     """
-    wide = judged_dtypes(case.bench)[-1]
-    built = case.bench.pool.get(case.config(), wide)
+    for config in sorted({*case.bench.configs, case.config()}, key=lambda c: -c.d_head):  # sizes that tell most first
+        if told := _rotated_by(case, config):
+            return told
+    return None
+
+
+def _rotated_by(case: Case, config: DrawnConfig) -> str | None:
+    """Return the formula at one size; an empty sentence where it is the right one, None where none or several fit."""
+    built = case.bench.pool.get(config, judged_dtypes(case.bench)[-1])
     width = built.config.d_head
     if (told := _index_for_position(case, built)) is not None:
         return told
@@ -41,7 +49,7 @@ def rotation_cause(case: Case, problem: Violation | None = None) -> str | None:
         for words, guess in _formulas(width, turned, built.config.d_model, base, _NEAR, declared)
         if float((guess - seen).abs().max()) <= 2e-3  # float32 angles at position 100 err by 2e-4
     ]
-    return fits[0] if len(set(fits)) == 1 and fits[0] else None
+    return fits[0] if len(set(fits)) == 1 else None
 
 
 def rounding_cause(case: Case, problem: Violation | None = None) -> str | None:
@@ -150,6 +158,13 @@ def _formulas(
                 f"positions are off by one: position p is rotated as {'p + 1' if offset == 1 else 'p - 1'}",
                 turn((at + offset) * omega),
             )
+        if turned < width:
+            every = base ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
+            yield f"all {width} channels are rotated, where rotary_dim={turned} is declared", turn(at * every)
+            yield (
+                f"the frequencies are those of all {width} channels, not of the {turned} that are rotated",
+                turn(at * every[: turned // 2]),
+            )
         for words, exponent in (
             ("base^(-i/K) instead of base^(-2i/K)", pair / turned),
             ("base^(-4i/K) instead of base^(-2i/K)", 4 * pair / turned),
@@ -177,13 +192,6 @@ def _formulas(
             told = f"only {part} of {turned} channels are rotated"
             yield told, turn(at * few)
             yield told, turn(at * omega[: part // 2])
-        if turned < width:
-            every = base ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
-            yield f"all {width} channels are rotated, where rotary_dim={turned} is declared", turn(at * every)
-            yield (
-                f"the frequencies are those of all {width} channels, not of the {turned} that are rotated",
-                turn(at * every[: turned // 2]),
-            )
 
 
 def _in_half_precision(case: Case, dtype: torch.dtype, autocast: bool, turned: int, base: float) -> str | None:

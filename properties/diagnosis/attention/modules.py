@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +78,11 @@ def _ladder(case: Case, built: Built) -> Iterator[tuple[str, Tensor, Tensor, Ten
         mask = torch.ones(1, length, dtype=torch.bool, device=x.device)
         mask[:, length - max(1, length // 3) :] = False
         yield "where a mask is given", x, memory, mask
+        several = torch.cat([x, drawn(length)])
+        memories = torch.cat([memory, drawn(length)]) if is_cross else several
+        masks = torch.cat([mask, torch.ones_like(mask)])
+        masks[1, 1:] = False
+        yield "where samples have masks of their own", several, memories, masks
 
 
 def _read(case: Case, built: Built, x: Tensor, memory: Tensor, mask: Tensor | None) -> Read | None:
@@ -87,10 +93,9 @@ def _read(case: Case, built: Built, x: Tensor, memory: Tensor, mask: Tensor | No
     groups, keys = parts["k"].shape[0] // d_head, memory.shape[1]
     if keys > d_head or parts["o"].shape[0] < parts["o"].shape[1] or parts["v"].shape[0] != groups * d_head:
         return None
-    units = torch.zeros(d_head, memory.shape[-1], dtype=torch.float64)
-    units[:keys] = torch.linalg.pinv(memory[0].double().cpu()).T
+    batch = len(x)
 
-    def output(group: int | None) -> Tensor:
+    def output(group: int | None, sample: int = 0) -> Tensor:
         twin = copy.deepcopy(built)
         with torch.no_grad():
             changed = case.bench.call(case.subject.projections, twin.module)
@@ -99,17 +104,20 @@ def _read(case: Case, built: Built, x: Tensor, memory: Tensor, mask: Tensor | No
                     changed[name].zero_()
             changed["o"].copy_(torch.eye(*changed["o"].shape).to(changed["o"]))
             if group is not None:
+                units = torch.zeros(d_head, memory.shape[-1], dtype=torch.float64)
+                units[:keys] = torch.linalg.pinv(memory[sample].double().cpu()).T
                 changed["v"][group * d_head : (group + 1) * d_head] = units.to(changed["v"])
-            return case.call(twin, *inputs, attention_mask=mask).detach().double().cpu()[0]
+            return case.call(twin, *inputs, **_given(case, mask)).detach().double().cpu()[sample]
 
-    rest = output(None)
     queries, width = x.shape[1], config.num_heads * d_head
-    weights = torch.zeros(1, config.num_heads, queries, 1, groups, keys, dtype=torch.float64)
-    for group in range(groups):
-        found = (output(group) - rest)[:, :width].unflatten(-1, (config.num_heads, d_head))
-        weights[0, :, :, 0, group] = found.transpose(0, 1)[..., :keys]
-        if bool((found[..., keys:].abs() > 1e-8).any()):
-            return None
+    weights = torch.zeros(batch, config.num_heads, queries, batch, groups, keys, dtype=torch.float64)
+    for b in range(batch):
+        rest = output(None, b)
+        for group in range(groups):
+            found = (output(group, b) - rest)[:, :width].unflatten(-1, (config.num_heads, d_head))
+            weights[b, :, :, b, group] = found.transpose(0, 1)[..., :keys]
+            if bool((found[..., keys:].abs() > 1e-8).any()):
+                return None
     if not _explains(case, built, parts, inputs, memory, mask, weights, groups):
         return None
     scale = attention_scale(case.subject.fact("attention_scale"), d_head, config.d_model)
@@ -139,5 +147,13 @@ def _explains(
     wanted = heads.transpose(1, 2).flatten(2) @ parts["o"].detach().double().cpu().T
     if "o_bias" in parts:
         wanted = wanted + parts["o_bias"].detach().double().cpu()
-    got = case.call(built, *inputs, attention_mask=mask).detach().double().cpu()
-    return got.shape == wanted.shape and bool(((got - wanted).abs() < 1e-6 * (1 + wanted.abs())).all())
+    got = case.call(built, *inputs, **_given(case, mask)).detach().double().cpu()
+    if got.shape != wanted.shape:
+        return False
+    close = (got - wanted).abs() < 1e-6 * (1 + wanted.abs())
+    free = mask is not None and memory.shape == inputs[0].shape and len(inputs) == 1
+    return bool(close[mask.cpu()].all() if free and mask is not None else close.all())
+
+
+def _given(case: Case, mask: Tensor | None) -> dict[str, Any]:
+    return {"memory_mask" if case.subject.kind == "cross_attention" else "attention_mask": mask}

@@ -77,6 +77,13 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
                 f"the mask is shifted: a key is hidden by the entry of the key one {words}",
                 mask.roll(-step, -1) & combine,
             )
+        if batch == queries > 1:
+            rows = mask[:1, :, :, :].clone()
+            rows[0] = mask[:, 0, 0][None].expand_as(rows[0])
+            yield (
+                "the mask [B, S] is read as [T, S] where B = T: query t of every sample gets the mask of sample t",
+                rows.expand_as(mask) & combine,
+            )
         if batch > 1:
             yield "the mask of the first sample is used for all samples", mask[:1].expand_as(mask) & combine
             yield "a sample's mask is that of another sample: their order is reversed", mask.flip(0) & combine

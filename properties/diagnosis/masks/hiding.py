@@ -20,6 +20,7 @@ from veriformer.properties.diagnosis.places.samples import whose_mask
 from veriformer.properties.engine.stream import Stream
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
+_NEAR = 3  # positions that a convolution of usual width reaches; what is seen from further off may be anything
 
 
 def hiding_cause(stream: Stream, side: str = "") -> str | None:
@@ -197,9 +198,8 @@ def _some_leak(masked: Masked, seen: list[Attended], wrong: list[int], real: Ten
         )
     names = ", ".join(str(c + 1) for c in wrong)
     inverted = all(
-        bool((seen[c].weights.cpu()[..., real, :][..., real] <= _LEAST).all())
-        for c in wrong
-        if seen[c].weights.shape[-2] == masked.length
+        bool(((w[..., real, :] if w.shape[-2] == masked.length else w)[..., real] <= _LEAST).all())
+        for w in (seen[c].weights.cpu() for c in wrong)
     )
     if inverted:
         return (
@@ -298,7 +298,7 @@ def _from_neighbours(masked: Masked, x: Tensor, mask: Tensor, shown: list[int], 
     reach = max(min(abs(s - t) for t in real) for s in shown)
     if not masked.attended(x, mask):
         return None
-    if len(shown) < len(hidden):
+    if len(shown) < len(hidden) and reach <= _NEAR:
         return (
             f"no attention gives padded keys a weight, and padding within {reach} positions of a real one is seen: it "
             "enters from neighbours, as through a convolution over padded positions that are not zeroed"

@@ -12,6 +12,8 @@ _OTHERS = (7, 4)  # lengths of the other of two sequences
 
 def instead_cause(masked: Masked) -> str | None:
     """Say what is hidden in place of what should be; of two sequences, whatever the length of the other one."""
+    if masked.case.subject.fact("prefix"):
+        return _inside_the_prefix(masked)
     told = _instead(masked)
     kept = masked.kept
     if told is None or kept is None:
@@ -24,6 +26,20 @@ def instead_cause(masked: Masked) -> str | None:
     finally:
         masked.kept = kept
     return told
+
+
+def _inside_the_prefix(masked: Masked) -> str | None:
+    """Say that padding is seen inside a declared prefix and hidden behind it."""
+    prefix, length = int(masked.case.subject.fact("prefix")), 6
+    x, shown = masked.draw(1, length), False
+    for real in range(1, length):
+        seen = masked.is_seen(x, masked.padded(x, [real], "right"))
+        if any(seen[max(real, prefix) :]):
+            return None
+        shown |= any(seen[real:prefix])
+    return (
+        "padding inside the prefix is seen, behind it none is: the prefix opens what the mask hides" if shown else None
+    )
 
 
 def _instead(masked: Masked) -> str | None:
