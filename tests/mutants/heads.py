@@ -17,7 +17,7 @@ from veriformer.tests.mutants.parts import SelfAttention, model, projections, se
     "HD01",
     "Heads split by view(B,h,T,d) without transpose",
     killed_by=("attention.definition", "permutation.equivariance", "attention.head-permutation"),
-    cause="index of a position",
+    cause="values of several heads enter one output",
 )
 def split_without_transpose() -> Subject:
     class Wrong(SelfAttention):
@@ -154,7 +154,7 @@ def biased_memory() -> Subject:
     "XA04",
     "Wrong side's mask used in cross-attention",
     killed_by=("padding.content-irrelevant",),
-    cause="not applied on this path",
+    cause="the mask is not applied to them",
 )
 def mask_of_the_wrong_side() -> Subject:
     def forward(m: Any, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:

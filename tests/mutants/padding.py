@@ -203,7 +203,7 @@ def fill_of_another_dtype() -> Subject:
     "RB09",
     "Windows are padded behind the mask, so that the zeros of an incomplete window are seen as keys",
     killed_by=("padding.amount-irrelevant",),
-    cause="",
+    cause="with what this line gives without padding",
 )
 def unmasked_rest() -> Subject:
     seen = put(True, instead_of=False)

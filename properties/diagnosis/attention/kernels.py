@@ -18,7 +18,7 @@ from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_bound, attention_oracle
 from veriformer.properties.diagnosis.attention.normed import normed_over
 from veriformer.properties.diagnosis.attention.seen import seen
-from veriformer.properties.diagnosis.attention.weights import Read, weighed, whose
+from veriformer.properties.diagnosis.attention.weights import Read, if_meant, weighed, whose
 from veriformer.properties.engine.attending import hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -55,6 +55,8 @@ class Sizes:
 def kernel_opinion(case: Case, problem: Violation) -> str | None:
     """Say under which condition a kernel is wrong, and what its weights are there; None where nothing explains it."""
     where, told = _found(case, problem)
+    if told and not where:
+        return told + if_meant(case, told)
     return ": ".join(part for part in (where, told) if part) if told else None
 
 

@@ -17,7 +17,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.attention import project
 from veriformer.properties.diagnosis.attention.seen import seen
-from veriformer.properties.diagnosis.attention.weights import Read, weighed, whose
+from veriformer.properties.diagnosis.attention.weights import Read, if_meant, weighed, whose
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.facts import attention_scale
@@ -54,7 +54,9 @@ def _measured(case: Case) -> str | None:
             return None
         if not read.is_right():
             told = whose(read) or seen(read) or weighed(read)
-            return ": ".join(part for part in (where, told) if part) or None if told else None
+            if told and not where:
+                return told + if_meant(case, told)
+            return f"{where}: {told}" if told else None
     return None
 
 

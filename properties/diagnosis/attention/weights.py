@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from veriformer.properties.engine.case import Case
+
 
 @dataclass(frozen=True)
 class Read:
@@ -78,6 +80,12 @@ class Read:
             if any(float(m.max() - m.min()) > 1e-4 * (1 + float(m.abs().max())) for m in mass if m.numel()):
                 return False
         return self.agrees(self.own[rows], self.right[rows]) and not bool((stray.abs() > self.slack).any())
+
+
+def if_meant(case: Case, told: str) -> str:
+    """Return what to declare where a scale that holds everywhere may be meant."""
+    undeclared = case.subject.fact("attention_scale") is None
+    return " (declare attention_scale if that is meant)" if undeclared and told.startswith("scores are scaled") else ""
 
 
 def whose(read: Read) -> str | None:
