@@ -16,7 +16,7 @@ from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.losses import where_a_loss_is_wrong
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_fact, needs_part
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.formulas.losses import accumulation_cause, loss_cause
 from veriformer.properties.subject.subject import Subject
@@ -206,7 +206,7 @@ def labels_are_shifted_exactly_once(case: Case) -> None:
     source="Szegedy et al. 2016, section 7; documented bugs LS03, LS06.",
     kinds=_KIND,
     level="extended",
-    unless=needs_fact("label_smoothing"),
+    unless=(needs_fact("label_smoothing"), excludes_fact("z_loss")),
     catches=("LS03", "LS06", "LS07"),
 )
 def the_smoothed_target_shows_in_the_gradient(case: Case) -> None:

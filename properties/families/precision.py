@@ -90,7 +90,8 @@ def _judge(case: Case, dtype: torch.dtype) -> None:
             exact = case.call(wide, *[_wide(x) for x in tensors], *inputs.extras, **given).detach()
         except SubjectError:
             case.does_not_apply("it does not run in float64, which the others are judged by")
-        real = given["attention_mask"] if given and case.subject.kind != "attention" and answer.ndim == 3 else ...
+        hides_outputs = "attention_mask" in given and case.subject.kind != "attention" and answer.ndim == 3
+        real = given["attention_mask"] if hides_outputs else ...
         got, expected = answer[real].double(), exact[real].double()
         under = " under a mask" if given else ""
         asks = None if dtype == torch.float32 else ("half_precision", False)
@@ -136,7 +137,11 @@ def _does_not_fit(case: Case, call: Caller, dtype: torch.dtype) -> None:
 def _masks(case: Case, tensors: list[Tensor]) -> list[dict[str, Any]]:
     """Return a mask that hides the last key or position, where the subject takes one."""
     subject = case.subject
-    if not subject.accepts("attention_mask"):
+    if subject.kind == "cross_attention" and subject.takes_mask("padding") and subject.accepts("memory_mask"):
+        mask = torch.ones(tensors[1].shape[:2], dtype=torch.bool, device=tensors[1].device)
+        mask[..., -1] = False
+        return [{"memory_mask": mask}]
+    if subject.kind == "cross_attention" or not subject.accepts("attention_mask"):
         return []
     if subject.kind == "attention" and (subject.takes_mask("pairwise") or subject.takes_mask("padding")):
         query, key = tensors[:2]
@@ -193,7 +198,8 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     given: dict[str, Any] = {}
-    if case.subject.takes_mask("padding") and case.subject.accepts("attention_mask") and case.flag("masked"):
+    masked = case.subject.kind != "cross_attention" and case.subject.accepts("attention_mask")
+    if case.subject.takes_mask("padding") and masked and case.flag("masked"):
         mask = torch.ones(tensors[0].shape[:2], dtype=torch.bool, device=case.bench.device)
         mask[0, -2:] = False
         given["attention_mask"] = mask

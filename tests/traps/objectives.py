@@ -105,3 +105,17 @@ def smoothed_over_the_others() -> Subject:
         return (loss * counted).sum() / counted.sum().clamp(min=1)
 
     return Subject(kind="loss", forward=forward, declares={"label_smoothing": 0.1, "shifts_labels": False})
+
+
+@trap("loss-z-unsmoothed", "A z-loss beside a cross-entropy without smoothing: the gradient holds more than the target")
+def z_loss_unsmoothed() -> Subject:
+    def forward(model: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        counted = labels != -100
+        total = logits.logsumexp(-1)
+        own = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        loss = total - own + 0.01 * total.square()
+        return (loss * counted).sum() / counted.sum().clamp(min=1)
+
+    return Subject(
+        kind="loss", forward=forward, declares={"z_loss": 0.01, "label_smoothing": 0.0, "shifts_labels": False}
+    )

@@ -90,3 +90,25 @@ def minimum_of_input() -> Subject:
         kind="decoder", build=Layer, forward=lambda m, tokens: m(tokens), domain={"num_heads": [1]},
         declares={"causal": True, "positions": "none", "half_precision": False, "structure": "other", "stacked": False},
     )  # fmt: skip
+
+
+@trap("style-memory-mask", "Cross-attention that is called as it stands, whose one mask is that of the memory")
+def memory_mask_alone() -> Subject:
+    class Attention(nn.Module):
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.q, self.kv = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+            self.o, self.heads = nn.Linear(width, width, bias=False), heads
+
+        def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+            parts = (self.q(x), *self.kv(memory).chunk(2, -1))
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            if memory_mask is not None:
+                scores = scores.masked_fill(~memory_mask[:, None, None], torch.finfo(scores.dtype).min)
+            return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    return Subject(
+        kind="cross_attention", build=lambda c: Attention(c.d_model, c.num_heads),
+        declares={"bias": False, "positions": "none", "empty_row": "mean"},
+    )  # fmt: skip
