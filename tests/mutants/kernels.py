@@ -18,12 +18,6 @@ from veriformer.tests.mutants.mending import put
 from veriformer.tests.mutants.parts import sized
 
 
-def _allowed(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    allow = torch.ones(scores.shape[-2:], dtype=torch.bool) if mask is None else mask
-    behind = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
-    return allow & behind if causal else allow
-
-
 def _softmax(scores: Tensor, allow: Tensor) -> Tensor:
     return scores.masked_fill(~allow, -torch.inf).softmax(-1).nan_to_num(0.0)
 
@@ -51,7 +45,12 @@ class _Kernel(nn.Module):
         k, v = (self.grown(x, q.shape[1] // x.shape[1]) for x in (k, v))
         scores = self.scores(q, k, attention_mask)
         boolean = None if attention_mask is None or attention_mask.is_floating_point() else attention_mask
-        return self.dropped(self.weights(scores, _allowed(scores, boolean, causal))) @ v
+        allow = torch.ones_like(scores, dtype=torch.bool) if boolean is None else boolean.expand(scores.shape)
+        allow = allow & self.behind(*scores.shape[-2:]) if causal else allow
+        return self.dropped(self.weights(scores, allow)) @ v
+
+    def behind(self, queries: int, keys: int) -> Tensor:
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
     def grown(self, x: Tensor, repeats: int) -> Tensor:
         return x.repeat_interleave(repeats, 1)
@@ -99,6 +98,20 @@ def bias_scaled() -> Subject:
             return scores * q.shape[-1] ** -0.5
 
     return _kernel(Kernel, mask_forms=("pairwise", "additive"))
+
+
+@fault(
+    "KN-causal-block",
+    "Keys are taken eight at a time, and the causal mask of a block is made from the place in the block",
+    killed_by=("causality.alignment",),
+    cause="without the block's offset",
+)
+def causal_block() -> Subject:
+    class Kernel(_Kernel):
+        def behind(self, queries: int, keys: int) -> Tensor:
+            return torch.arange(keys) % 8 <= torch.arange(queries)[:, None] + keys - queries
+
+    return _kernel(Kernel)
 
 
 class _Repeat(torch.autograd.Function):

@@ -110,6 +110,11 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
             "the causal mask is transposed: the past is hidden, the future is seen",
             everything.triu(keys - queries) & others,
         )
+        for block in range(2, keys - 1):
+            place = torch.arange(keys) % block
+            local = place[None] <= torch.arange(queries)[:, None] + keys - queries
+            told = f"keys are taken in blocks of {block}, and the causal mask of a block is made from the place in it"
+            yield f"{told}: without the block's offset", everything & local & others
         for block in range(2, queries // 2 + 1):
             starts = torch.arange(queries) // block * block
             first = everything.clone()
