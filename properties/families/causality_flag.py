@@ -1,4 +1,4 @@
-"""The causal flag of an attention kernel: which keys it hides, where they differ in number from queries, and at length."""
+"""The causal flag of an attention kernel: which keys it hides, whatever the numbers of queries and keys."""
 
 from __future__ import annotations
 
