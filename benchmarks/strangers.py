@@ -38,29 +38,20 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
     """Judge every subject of one file; what is neither passed nor not applicable is told."""
     import torch
 
-    from veriformer.properties import Subject, check
+    from veriformer.properties import check
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     path = Path(file)
-    spec = importlib.util.spec_from_file_location(f"stranger_{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
     rows: list[Row] = []
-    for which in WHICH:
-        subject = getattr(module, which, None)
-        if not isinstance(subject, Subject):
-            continue
+    for which, subject in subjects_of(path):
         start = time.perf_counter()
         report = check(subject, profile=profile, seed=seed)
         told = [r for r in report.results if r.outcome not in ("PASS", "NOT_APPLICABLE")]
         rows.append(
             {
                 "set": path.parent.name, "file": path.stem, "which": which, "profile": profile, "seed": seed,
-                "what": getattr(module, "WHAT", ""), "seconds": time.perf_counter() - start,
+                "what": getattr(sys.modules[_name(path)], "WHAT", ""), "seconds": time.perf_counter() - start,
                 "told": [
                     {
                         "id": r.id, "outcome": r.outcome, "declare": r.declare, "reason": r.reason,
@@ -71,6 +62,26 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
             }
         )  # fmt: skip
     return rows
+
+
+def subjects_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the subjects of one file, each with what it is."""
+    from veriformer.properties import Subject
+
+    spec = importlib.util.spec_from_file_location(_name(path), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_name(path)] = module
+    spec.loader.exec_module(module)
+    for which in WHICH:
+        subject = getattr(module, which, None)
+        if isinstance(subject, Subject):
+            yield which, subject
+
+
+def _name(path: Path) -> str:
+    return f"stranger_{path.parent.name}_{path.stem}"
 
 
 def stored(store: Path, commit: str) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.definitions.differences import size_of, worst_difference
@@ -57,7 +57,7 @@ class Step:
         name: of the function.
         file: of the code that calls it.
         number: of the line.
-        inputs: copies of the tensors that it was given.
+        inputs: copies of the tensors that it was given; parameters, which no call changes, as they are.
         outputs: of those that it gave.
     """
 
@@ -83,7 +83,8 @@ class Trace(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in SILENT or len(self.steps) > 5000:
             return func(*args, **(kwargs or {}))
-        inputs = [x.detach().clone() for x in tensors_of((args, kwargs or {}))]
+        given = tensors_of((args, kwargs or {}))
+        inputs = [x.detach() if isinstance(x, nn.Parameter) else x.detach().clone() for x in given]
         output = func(*args, **(kwargs or {}))
         outputs = [x.detach().clone() for x in tensors_of(output)]
         if outputs:

@@ -48,8 +48,8 @@ def in_modes(text: str, path: Path, trained: str) -> str:
         contexts.append("torch.no_grad()")
     if path.backend != "default":
         contexts.append(f"backends[{path.backend!r}]()")
-    if torch.is_autocast_enabled("cpu"):
-        contexts.append("torch.autocast('cpu', dtype=torch.bfloat16)")
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    contexts += [f"torch.autocast({device!r}, dtype=torch.bfloat16)" for device in autocast]
     if torch.get_default_device().type == "meta":
         contexts.append("torch.device('meta')")
     if contexts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 from veriformer.properties.bench.guards import SubjectTimeoutError
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.causes.asking import last_answer_to
 from veriformer.properties.counterexamples.program import Program
 from veriformer.properties.counterexamples.recorder import Recorder
 from veriformer.properties.counterexamples.script import script
@@ -16,7 +16,7 @@ from veriformer.properties.diagnosis.opinions import cause_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.violations import Violation
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.results.records import Counterexample
 
 
@@ -25,7 +25,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     subject, choices = case.bench.subject, dict(case.choices)  # what explains the case may draw more
     text = json.dumps([subject.kind, subject.target or subject.name, prop.id, choices], sort_keys=True)
     sizes = "" if subject.build is None else case.sizes
-    influence = _asked(problem.influence)
+    influence = last_answer_to(problem.influence)
     found = Counterexample(
         id=hashlib.sha256(text.encode()).hexdigest()[:8],
         choices=choices,
@@ -37,12 +37,12 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
         error=problem.error,
         tolerance=problem.tolerance,
         path=problem.path,
-        cause=cause_of(prop, case, problem),
+        cause=last_answer_to(lambda: cause_of(prop, case, problem)) or "",
         influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
     )
     program = _recorded(prop, case.bench, found.choices)
     if program is not None:
-        found.script = _asked(lambda: script(prop, case.bench, found, program)) or ""
+        found.script = last_answer_to(lambda: script(prop, case.bench, found, program)) or ""
     return found
 
 
@@ -54,18 +54,8 @@ def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Prog
             prop.check(Case(bench, RecordedDraws(choices)))
     except Violation:
         return recorder.program
-    except (Exception, SubjectTimeoutError):
+    except (Exception, SubjectTimeoutError, BudgetSpent, NotSpokenOfError):
         return None  # the recorder met an operation that it cannot write down: no script, but the violation stands
     finally:
         bench.recorder = None
     return None
-
-
-def _asked(question: Callable[[], Any] | None) -> Any:
-    """Ask a follow-up question about the smallest case; a probe that itself breaks says nothing."""
-    if question is None:
-        return None
-    try:
-        return question()
-    except Exception:  # whatever goes wrong here must not hide the violation itself
-        return None

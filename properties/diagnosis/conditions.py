@@ -6,7 +6,6 @@ No cause, but where to look: `fails wherever T >= 5`. Told only if one size or o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
@@ -16,7 +15,7 @@ from veriformer.properties.engine.draws import RandomDraws, RejectedError
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, VacuousCheckError, Violation
 
-_CASES, _SECONDS = 40, 1.5
+_CASES = 40
 _EACH = 5  # cases on either side at least: a condition that holds by chance parts ten cases once in a thousand
 _SIZES = ("d_model", "num_heads", "num_key_value_heads", "d_head", "num_layers", "d_ff", "vocab_size")
 _CHOICES = {
@@ -29,7 +28,7 @@ _CHOICES = {
 
 def condition_of(prop: Property, case: Case) -> str | None:
     """Return the one condition that parts failing cases from others, in words; None if there is none, or several."""
-    rows = list(_judged(prop, case))
+    rows = _judged(prop, case)
     failing = [features for features, failed in rows if failed]
     others = [features for features, failed in rows if not failed]
     if min(len(failing), len(others)) < _EACH:
@@ -45,14 +44,15 @@ def condition_of(prop: Property, case: Case) -> str | None:
     return f"fails wherever {told} ({len(failing)} cases), and nowhere else ({len(others)})"
 
 
-def _judged(prop: Property, case: Case) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Judge cases drawn anew until the time is over; what they drew, and whether they failed."""
-    bench, end = case.bench, time.perf_counter() + _SECONDS
+def _judged(prop: Property, case: Case) -> list[tuple[dict[str, Any], bool]]:
+    """Judge cases drawn anew; what each drew, and whether it failed. Nothing where time ends: no words by chance."""
+    bench, rows = case.bench, []
+    end = time.perf_counter() + bench.settings.effort.property_seconds
     kept, bench.tally = bench.tally, Tally()
     try:
         for seed in range(_CASES):
             if time.perf_counter() > end:
-                return
+                return []
             drawn = Case(bench, RandomDraws(seed, {}))
             try:
                 prop.check(drawn)
@@ -62,8 +62,9 @@ def _judged(prop: Property, case: Case) -> Iterator[tuple[dict[str, Any], bool]]
             except (RejectedError, NotSpokenOfError, VacuousCheckError, SubjectError):
                 continue
             except (BudgetSpent, SubjectTimeoutError):
-                return
-            yield _features(drawn), failed
+                return []
+            rows.append((_features(drawn), failed))
+        return rows
     finally:
         bench.tally = kept
 

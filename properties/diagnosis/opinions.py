@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
@@ -90,14 +91,14 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     case.go_on()
     if told := _first_of(prop, case, problem, "first"):
         return told
-    own = _asked(problem.cause)
+    own = answer_to(problem.cause)
     if own and _FACT.search(own):
         return own  # the fact that takes the failure back is asked about
     told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
     if told:
         return told
     with off_the_record(case):
-        return _asked(lambda: condition_of(prop, case)) or ""
+        return answer_to(lambda: condition_of(prop, case)) or ""
 
 
 def _first_of(prop: Property, case: Case, problem: Violation, rank: str) -> str | None:
@@ -107,17 +108,7 @@ def _first_of(prop: Property, case: Case, problem: Violation, rank: str) -> str 
         if prop.id.startswith(opinion.properties):
             again = Case(case.bench, RecordedDraws(case.choices))  # may draw more than the search did
             with off_the_record(again):
-                told = _asked(lambda opinion=opinion, again=again: opinion.measure(again, problem))  # type: ignore[misc]
+                told = answer_to(lambda opinion=opinion, again=again: opinion.measure(again, problem))  # type: ignore[misc]
             if told:
                 return told
     return None
-
-
-def _asked(question: Callable[[], str | None] | None) -> str | None:
-    """Ask; whatever goes wrong while measuring must not hide the violation itself."""
-    if question is None:
-        return None
-    try:
-        return question()
-    except Exception:
-        return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.asking import measured_once
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -39,12 +40,8 @@ def unsteady_opinion(case: Case, problem: Violation) -> str | None:
     if not has_ordinary_inputs(case.subject.kind):
         return None
     calls = _Calls(case)
-    key = ("unsteady", case.config(), calls.built.dtype)
-    if key not in case.bench.measured:
-        case.bench.measured[key] = None
-        case.bench.measured[key] = next(_told(calls), None)
-    told: str | None = case.bench.measured[key]
-    return told or _by_layout(calls, problem)
+    name = ("unsteady", case.config(), calls.built.dtype)
+    return measured_once(case, name, lambda: next(_told(calls), None)) or _by_layout(calls, problem)
 
 
 class _Calls:

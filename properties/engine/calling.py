@@ -186,7 +186,7 @@ class Calling(Drawing):
             args = tuple(laid_out(x, path.layout) if isinstance(x, Tensor) else x for x in args)
         if self.bench.recorder:
             self.bench.recorder.path = path
-        with walking(path, self.subject, built.module):
+        with walking(path, self.subject, built.module, self.bench.device):
             return self.bench.forward(built, *args, compiled=path.compiled, **given)
 
     def paths(

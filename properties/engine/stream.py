@@ -140,7 +140,8 @@ class Stream:
         total = (picked * probe.to(picked.device, picked.dtype)).sum()
         if not total.requires_grad:
             return None
-        with walking(path, self.case.subject, self.built.module):  # what is checkpointed is computed again here
+        # what is checkpointed is computed again here
+        with walking(path, self.case.subject, self.built.module, self.case.bench.device):
             (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
         return gradient.detach().abs().amax(dim=-1)
 
@@ -152,7 +153,7 @@ class Stream:
             width = self.built.config.d_model
             leaf = self.case.normal(*x.shape, width, dtype=self.built.dtype).requires_grad_()
             given: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-            with walking(path, self.case.subject, self.built.module):
+            with walking(path, self.case.subject, self.built.module, self.case.bench.device):
                 return leaf, self.case.bench.call(self.case.subject.embed, self.built.module, leaf, **given)
         return self._leaf_at_embedding(x, mask, path)
 

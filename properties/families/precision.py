@@ -208,7 +208,7 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
         got = case.call(built, *tensors, *inputs.extras, path=Path(autocast=True), **given).detach()
     except SubjectError as problem:
         run = case.caller(built, *tensors, *inputs.extras, path=Path(autocast=True))
-        works = False if given else case.apply(runs_under_autocast, run)
+        works = False if given else case.apply(runs_under_autocast, run, case.bench.device.type)
         case.require(works, "it raises under autocast", got=str(problem)[:200], expected="an output")
         return
     real = given["attention_mask"] if given and expected.ndim == 3 else ...
@@ -218,10 +218,10 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     case.witness()
 
 
-def runs_under_autocast(run: Callable[[], object]) -> Tensor:
+def runs_under_autocast(run: Callable[[], object], device: str) -> Tensor:
     """Return whether a call works under autocast."""
     try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16):
             run()
     except Exception:
         return torch.tensor(False)

@@ -98,15 +98,15 @@ def in_turn(offered: Sequence[Path], turn: int) -> list[Path]:
 
 
 @contextmanager
-def walking(path: Path, subject: Subject, module: object) -> Iterator[None]:
-    """Hold the gradient mode, the backend and the train mode of `path` while the block runs."""
+def walking(path: Path, subject: Subject, module: object, device: torch.device) -> Iterator[None]:
+    """Hold the gradient mode, the backend, autocast and the train mode of `path` while the block runs."""
     grad: AbstractContextManager[object] = {
         "grad": torch.enable_grad,
         "no_grad": torch.no_grad,
         "inference": torch.inference_mode,
     }[path.mode]()
     backend = subject.backends[path.backend]() if path.backend != "default" else nullcontext()
-    mixed = torch.autocast(_device_of(module), dtype=torch.bfloat16) if path.autocast else nullcontext()
+    mixed = torch.autocast(device.type, dtype=torch.bfloat16) if path.autocast else nullcontext()
     trained = module if path.training and isinstance(module, nn.Module) else None
     with grad, backend, mixed:
         if trained is not None:
@@ -116,8 +116,3 @@ def walking(path: Path, subject: Subject, module: object) -> Iterator[None]:
         finally:
             if trained is not None:
                 trained.eval()
-
-
-def _device_of(module: object) -> str:
-    parameter = next(module.parameters(), None) if isinstance(module, nn.Module) else None
-    return "cpu" if parameter is None else parameter.device.type

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.isolation import reseed
+from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
@@ -25,15 +26,16 @@ def wrong_dropped_gradient(case: Case) -> str | None:
     """Say what is wrong with the gradients of a subject that drops, in train mode."""
     if told := wrong_gradient(case):
         return told  # without dropout already
-    try:
-        with off_the_record(case):
-            made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3, rate=_RATE))
-            if made.is_right():
-                return None
-            told = _drawn_in_the_backward(made) or (_masks(case) if case.subject.kind == "attention" else None)
-            return told or wrong_gradient(case, _RATE) or _OTHERS
-    except Exception:  # whatever goes wrong here must not hide the violation itself
+    with off_the_record(case):
+        return answer_to(lambda: _wrong_when_dropped(case))
+
+
+def _wrong_when_dropped(case: Case) -> str | None:
+    made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3, rate=_RATE))
+    if made.is_right():
         return None
+    told = _drawn_in_the_backward(made) or (_masks(case) if case.subject.kind == "attention" else None)
+    return told or wrong_gradient(case, _RATE) or _OTHERS
 
 
 def _drawn_in_the_backward(made: Setting) -> str | None:

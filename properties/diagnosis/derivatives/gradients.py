@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.measured import judges_in_float64
+from veriformer.properties.causes.asking import answer_to, measured_once
 from veriformer.properties.causes.quantising import rounds_its_numbers
-from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
 from veriformer.properties.diagnosis.derivatives.gradient_formulas import output_is_right, told_by_formula
 from veriformer.properties.diagnosis.derivatives.gradient_functions import argument_names, factor_told, told_of_function
@@ -38,15 +38,8 @@ def wrong_gradient(case: Case, rate: float = 0.0) -> str | None:
         case: of the failure; the model has its sizes.
         rate: of dropout in train mode; 0: eval mode.
     """
-    try:
-        with off_the_record(case):
-            kept, key = case.bench.measured, ("wrong gradient", case.config(), rate)
-            if key not in kept:
-                kept[key] = _wrong_gradient(case, rate)
-            told: str | None = kept[key]
-            return told
-    except Exception:  # whatever goes wrong here must not hide the violation itself
-        return None
+    name = ("wrong gradient", case.config(), rate)
+    return answer_to(lambda: measured_once(case, name, lambda: _wrong_gradient(case, rate)))
 
 
 def _wrong_gradient(case: Case, rate: float) -> str | None:
@@ -261,10 +254,7 @@ def _missing(case: Case, made: Setting, name: str, gradients: dict[str, Tensor |
 
 def _own_backward(made: Setting) -> tuple[Applied, list[int]] | None:
     """Return the one backward written by hand that is wrong, and for which of its arguments."""
-    try:
-        return wrong_backward(made.run)
-    except Exception:  # it cannot be called by itself
-        return None
+    return answer_to(lambda: wrong_backward(made.run))
 
 
 def _by_leaf(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
@@ -34,14 +35,15 @@ def why_not_connected(case: Case, lost: list[str]) -> str | None:
         case: of the failure.
         lost: their names.
     """
-    try:
-        with off_the_record(case):
-            made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3))
-            if _matter(made, lost) or kept_from_an_earlier_call(case):
-                return wrong_gradient(case)
-            return _unused(made, lost)
-    except Exception:  # whatever goes wrong here must not hide the violation itself
-        return None
+    with off_the_record(case):
+        return answer_to(lambda: _why_not_connected(case, lost))
+
+
+def _why_not_connected(case: Case, lost: list[str]) -> str | None:
+    made = setting(case, Sizes(batch=2, queries=5, keys=7, heads=3))
+    if _matter(made, lost) or kept_from_an_earlier_call(case):
+        return wrong_gradient(case)
+    return _unused(made, lost)
 
 
 def _matter(made: Setting, names: list[str]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from veriformer.properties.causes.asking import answer_to, first_answer
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attentions import Attended
 from veriformer.properties.diagnosis.masks.amount import amount_cause
@@ -30,11 +31,8 @@ def hiding_cause(stream: Stream, side: str = "") -> str | None:
         stream: the subject that failed.
         side: on which the amount of padding matters, if that is what failed.
     """
-    try:
-        with off_the_record(stream.case):
-            return _hiding_cause(stream, side)
-    except Exception:  # another measurement may still tell
-        return None
+    with off_the_record(stream.case):
+        return answer_to(lambda: _hiding_cause(stream, side))
 
 
 def batch_cause(stream: Stream, x: Tensor, order: list[int]) -> str | None:
@@ -77,18 +75,7 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             lambda: _pooled(masked),
             lambda: placed_cause(masked, amount_on) if amount_on else None,
         )
-    return _first_told((*measures, lambda: amount_cause(masked, amount_on) if amount_on else None))
-
-
-def _first_told(measures: Iterable[Callable[[], str | None]]) -> str | None:
-    """Return what the first measurement that has something to say says; one that raises leaves the others to speak."""
-    for measure in measures:
-        try:
-            if told := measure():
-                return told
-        except Exception:
-            continue
-    return None
+    return first_answer((*measures, lambda: amount_cause(masked, amount_on) if amount_on else None))
 
 
 def _of_others(masked: Masked, side: str) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.causes.asking import first_answer, measured_once
 from veriformer.properties.diagnosis.places.arrangements import mask_of_another, samples_moved
 from veriformer.properties.diagnosis.places.batches import (
     BATCH,
@@ -34,13 +35,7 @@ def misplaced(case: Case, problem: Violation | None = None) -> str | None:
         case: of the violation, on whose sizes the subject is measured anew.
         problem: the violation; what is measured does not depend on it.
     """
-    key = ("misplaced", case.config())
-    if key not in case.bench.measured:
-        case.bench.measured[key] = None
-        with off_the_record(case):
-            case.bench.measured[key] = next(_found(case), None)
-    told: str | None = case.bench.measured[key]
-    return told
+    return measured_once(case, ("misplaced", case.config()), lambda: next(_found(case), None))
 
 
 def of_other_samples(case: Case, problem: Violation | None = None) -> str | None:
@@ -50,13 +45,7 @@ def of_other_samples(case: Case, problem: Violation | None = None) -> str | None
         case: of the violation, on whose sizes the subject is measured anew.
         problem: the violation; what is measured does not depend on it.
     """
-    key = ("of other samples", case.config())
-    if key not in case.bench.measured:
-        case.bench.measured[key] = None
-        with off_the_record(case):
-            case.bench.measured[key] = next(_of_others(case), None)
-    told: str | None = case.bench.measured[key]
-    return told
+    return measured_once(case, ("of other samples", case.config()), lambda: next(_of_others(case), None))
 
 
 def _of_others(case: Case) -> Iterator[str]:
@@ -66,13 +55,9 @@ def _of_others(case: Case) -> Iterator[str]:
             continue
         if batches.written_to() or kept_from_before(batches):
             return  # the mask of an earlier call would be told from a sample's own by nothing
-        for measure in (samples_moved, wrong_owners, mask_of_another):
-            try:
-                told = measure(batches)
-            except Exception:  # a fault may show as an error at the sizes of one measurement: the others still speak
-                continue
-            if told:
-                yield told
+        measures = (samples_moved, wrong_owners, mask_of_another)
+        if told := first_answer(partial(measure, batches) for measure in measures):
+            yield told
 
 
 def _found(case: Case) -> Iterator[str]:
@@ -92,13 +77,8 @@ def _found(case: Case) -> Iterator[str]:
             wrong_owners,
             whose_mask,
         )
-        for measure in measures:
-            try:
-                told = measure(batches)
-            except Exception:  # a fault may show as an error at the sizes of one measurement: the others still speak
-                continue
-            if told:
-                yield told
+        if told := first_answer(partial(measure, batches) for measure in measures):
+            yield told
 
 
 def _length(batches: Batches) -> int:
