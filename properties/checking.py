@@ -24,7 +24,7 @@ def check(
     level: str = "all",
     profile: str = "standard",
     seed: int = 0,
-    device: str = "cpu",
+    device: str | None = None,
     deviations: str | Path | None = None,
     **declares: Any,
 ) -> Report:
@@ -38,7 +38,7 @@ def check(
         level: "core" or "all".
         profile: "quick", "standard" or "thorough".
         seed: of every random choice.
-        device: torch device.
+        device: torch device; None: that of a model that was given, or the CPU.
         deviations: TOML file of known deviations.
         declares: facts, e.g. `causal=True`.
 
@@ -53,7 +53,7 @@ def check(
     """
     subject = as_subject(thing, kind=kind, **declares)
     known = read_deviations(None if deviations is None else Path(deviations))
-    settings = Settings(profile=profile, seed=seed, device=device, named=tuple(only))
+    settings = Settings(profile=profile, seed=seed, device=device or subject.device, named=tuple(only))
     with at_home(subject.target):
         report = run([subject], select(only, exclude, level), settings)
     apply_deviations(report, known)

@@ -14,6 +14,7 @@ from veriformer.cli.processes.limits import limit_memory
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.adapters.recognising import shipped
 from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
+from veriformer.properties.bench.isolation import is_lost
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
@@ -30,7 +31,8 @@ def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -
     """Answer requests until the connection closes.
 
     Args:
-        connection: receives `(question, arguments)`, sends `("ok", answer)` or `("refused", sentence)`.
+        connection: receives `(question, arguments)`, sends `("ok", answer, is_spent)` or `("refused", sentence,
+            is_spent)`; a process that is spent can answer nothing more.
         settings: fields of `Settings`, dtypes as names.
         memory_gib: limit of the address space on the CPU; 0 for none.
     """
@@ -41,7 +43,7 @@ def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             question, arguments = connection.recv()
-            connection.send(answers.answer(question, arguments))
+            connection.send((*answers.answer(question, arguments), answers.is_spent))
 
 
 class Answers:
@@ -64,6 +66,11 @@ class Answers:
             return "refused", {
                 "why": f"veriformer itself failed: {type(problem).__name__}: {problem} (please report this)"
             }
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more can be judged by this process: an assertion failed on the GPU."""
+        return is_lost(torch.device(self.settings.device))
 
     def plan(self, targets: Sequence[str], only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
         """Load targets and select properties; both described in plain words."""

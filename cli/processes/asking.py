@@ -51,6 +51,7 @@ class Worker:
         theirs.close()
         self.deadline = 0.0
         self.is_new = True
+        self.is_spent = False
 
     def ask(self, question: str, seconds: float, **arguments: Any) -> None:
         """Send a question that must be answered in time."""
@@ -65,7 +66,7 @@ class Worker:
             RefusedError: the worker says why not.
             EOFError: the process is gone.
         """
-        verdict, answer = self.connection.recv()
+        verdict, answer, self.is_spent = self.connection.recv()
         if verdict == "refused":
             raise RefusedError(answer["why"], is_usage=answer.get("is_usage", True))
         return answer
@@ -146,8 +147,15 @@ class Pool:
             answer = worker.answer()
         except EOFError:
             raise RefusedError(f"{worker.epitaph()} while the target was loaded", is_usage=False) from None
-        self._idle.append(worker)
+        self._release(worker)
         return answer
+
+    def _release(self, worker: Worker) -> None:
+        """Keep a worker for what comes next, or let another take its place."""
+        if worker.is_spent:
+            worker.stop()
+        else:
+            self._idle.append(worker)
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Do all tasks, each once the tasks that it needs are finished."""
@@ -173,9 +181,9 @@ class Pool:
             task = self._busy.pop(worker)
             try:
                 task.done(worker.answer())
-                self._idle.append(worker)
+                self._release(worker)
             except RefusedError as problem:
-                self._idle.append(worker)
+                self._release(worker)
                 task.lost(str(problem), False)
             except (EOFError, ConnectionResetError):
                 task.lost(f"{worker.epitaph()} while the subject was judged", False)

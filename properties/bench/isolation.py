@@ -22,6 +22,17 @@ def reseed(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+def is_lost(device: torch.device) -> bool:
+    """Whether an assertion failed on the device (an index out of bounds, say): nothing can be called there any more."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 @contextmanager
 def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
     """Run the block with one torch thread and a given module in eval mode; put everything back afterwards.
@@ -32,7 +43,8 @@ def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
     """
     modes = [(m, m.training) for m in module.modules()] if isinstance(module, nn.Module) else []
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cuda = torch.device("cuda")
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() and not is_lost(cuda) else None
     grad, dtype, num_threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
@@ -49,7 +61,7 @@ def isolated(module: object = None, *, threads: int = 1) -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
-        if cuda_states is not None:
+        if cuda_states is not None and not is_lost(cuda):
             torch.cuda.set_rng_state_all(cuda_states)
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)

@@ -232,8 +232,7 @@ def _makes_choices(bench: Workbench, built: Built) -> bool:
 def takes_ignored_labels(bench: Workbench, built: Built) -> bool:
     """Whether a loss can be given labels that are not counted: declared, or seen to be taken.
 
-    One that gathers the label's logit raises at -100 by right where nobody said that there are such labels. On other
-    devices than the CPU an index out of bounds ends the process, so nothing is tried there.
+    One that gathers the label's logit raises at -100 by right where nobody said that there are such labels.
     """
     if bench.subject.fact("ignore_index") is not None:
         return True
@@ -241,12 +240,10 @@ def takes_ignored_labels(bench: Workbench, built: Built) -> bool:
 
 
 def _takes_ignored_labels(bench: Workbench, built: Built) -> bool:
-    if bench.device.type != "cpu":
-        return False
+    logits = torch.zeros(1, 3, built.config.vocab_size, dtype=built.dtype)
     try:
-        bench.forward(
-            built, torch.zeros(1, 3, built.config.vocab_size, dtype=built.dtype), torch.tensor([[0, -100, 1]])
-        )
+        with bench.trying(built) as tried:
+            bench.forward(tried, logits, torch.tensor([[0, -100, 1]]))
     except SubjectError:
         return False
     return True

@@ -130,8 +130,8 @@ class ModelPool:
         if not isinstance(module, nn.Module):
             return module
         _refuse_unallocated(module)
-        own = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
-        if own == dtype and not copied:
+        own = next(((p.dtype, p.device.type) for p in module.parameters() if p.is_floating_point()), None)
+        if own in (None, (dtype, self.device.type)) and not copied:
             return module
         return copy.deepcopy(module).to(self.device).to(dtype).eval()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.compiling import compiled as compile_call
 from veriformer.properties.bench.compiling import why_not_compiled
@@ -117,6 +120,22 @@ class Workbench:
                 "give the subject a forward that picks the tensor to be checked"
             )
         return output
+
+    @contextmanager
+    def trying(self, built: Built) -> Iterator[Built]:
+        """Give a model, and draw its inputs, where it may be called with what it should refuse: on the CPU.
+
+        There an index out of bounds is an exception; on a GPU it is the end of every later call of the process.
+        """
+        if self.device.type == "cpu":
+            yield built
+            return
+        device, self.device = self.device, torch.device("cpu")
+        module = built.module
+        try:
+            yield replace(built, module=copy.deepcopy(module).cpu() if isinstance(module, nn.Module) else module)
+        finally:
+            self.device = device
 
     def warm(self, built: Built, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments, without a limit of time: the compiler's seconds are not the subject's.

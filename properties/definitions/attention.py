@@ -113,6 +113,18 @@ def attention_bound(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
     return relative * wide_v.abs().amax(dim=(-2, -1), keepdim=True)
 
 
+def stored_attention_bound(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Bound the rounding error of attention that sums in float32 and stores in the dtype of its inputs, `[B, H, T, 1]`.
+
+    As tensor cores do, and every fused kernel. A score is rounded once (u |s|, which moves weights by twice that
+    relatively), so are a weight, a value times it, and the output.
+    """
+    groups = query.shape[1] // key.shape[1]
+    wide_k, wide_v = (x.detach().double().repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = (query.detach().double() @ wide_k.transpose(-2, -1) * scale).abs().amax(dim=-1, keepdim=True)
+    return epsilon(query.dtype) * (2 * scores + 4) * wide_v.abs().amax(dim=(-2, -1), keepdim=True)
+
+
 def project(x: Tensor, parts: Mapping[str, Tensor], name: str, heads: int) -> Tensor:
     """Return `[B, heads, T, K]`: `x` `[B, T, D]` through projection `name` and split into heads, in float64."""
     wide = x.detach().double().cpu() @ parts[name].detach().double().cpu().T

@@ -36,7 +36,13 @@ class Attending:
     """
 
     def __init__(
-        self, case: Case, *, keys: int | None = None, d_head: int | None = None, heads: int | None = None
+        self,
+        case: Case,
+        *,
+        keys: int | None = None,
+        d_head: int | None = None,
+        heads: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.case = case
         self.built = case.built()
@@ -46,7 +52,7 @@ class Attending:
         queries = case.choice("T", (3, 2, 5, 7, 1, *TILES))  # with one query a mask has no shape
         width = own.d_head if own else d_head or case.choice("K", (4, 8, 16, 64))
         keys = keys or case.integer("S", 2, max(9, queries + 1))
-        dtype = self.built.dtype
+        dtype = dtype or self.built.dtype
         self.query = case.normal(batch, self.heads, queries, width, dtype=dtype)
         self.key = case.normal(batch, self.heads, keys, width, dtype=dtype)
         self.value = case.normal(batch, self.heads, keys, width, dtype=dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
-from veriformer.properties.definitions.attention import attention_oracle
+from veriformer.properties.definitions.attention import attention_oracle, stored_attention_bound
 from veriformer.properties.definitions.differences import worst_difference
 from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.attending import Attending, hides_keys_alone
@@ -318,6 +318,7 @@ def backends_agree(case: Case) -> None:
         if case.subject.accepts("causal") and square:
             ways.append(("the causal flag", lambda path: drawn(causal=True, path=path)))
         bound: Tensor | None = drawn.bound()
+        compared = _in_half_precision(case)
     else:
         stream = Stream(case, case.built())
         x = stream.draw(2, case.length("T", low=2))
@@ -326,8 +327,7 @@ def backends_agree(case: Case) -> None:
         ways = [("no mask", lambda path: stream(x, path=path))]
         if case.subject.takes_mask("padding") and case.subject.kind != "cross_attention":
             ways.append(("a padding mask", lambda path: stream(x, mask, path=path)[mask]))
-        bound = None
-    compared = 0
+        bound, compared = None, 0
     for name, way in ways:
         expected = way(Path())
         for backend in case.subject.backends:
@@ -343,3 +343,34 @@ def backends_agree(case: Case) -> None:
     case.path = ""
     if compared:
         case.witness()
+
+
+def _in_half_precision(case: Case) -> int:
+    """Hold each backend to the definition in bfloat16 and float16, for which most fused kernels are; how many took it.
+
+    Heads of 64 channels: kernels ask for multiples of 8.
+    """
+    if case.subject.fact("half_precision") is False:
+        return 0
+    compared = 0
+    for dtype in (torch.bfloat16, torch.float16):
+        drawn = Attending(case, d_head=64, dtype=dtype)
+        ways = [("no mask", None, False)]
+        if case.subject.accepts("causal") and drawn.query.shape[2] == drawn.key.shape[2]:
+            ways.append(("the causal flag", causal_region(drawn.query.shape[2]), True))
+        for name, allow, flag in ways:
+            expected = drawn.oracle(allow=allow)
+            for backend in case.subject.backends:
+                case.path = str(Path(backend=backend))
+                try:
+                    got = drawn(causal=flag, path=Path(backend=backend))
+                except SubjectError:
+                    continue
+                compared += 1
+                case.close(
+                    got.double(), expected.double(),
+                    f"backend {backend!r} in {str(dtype).removeprefix('torch.')} is not the definition with {name}",
+                    bound=2 * stored_attention_bound(drawn.query, drawn.key, drawn.value, drawn.scale),
+                    asks=("half_precision", False),
+                )  # fmt: skip
+    return compared

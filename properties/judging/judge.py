@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
-from veriformer.properties.bench.isolation import isolated
+from veriformer.properties.bench.isolation import is_lost, isolated
 from veriformer.properties.bench.pool import callable_subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
@@ -54,7 +56,9 @@ class Judge:
         """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
         started = time.perf_counter()
         with isolated(self.subject.module):
-            result = self._judge(prop)
+            result = self._judge(prop) if not self.device_is_lost else outcomes.device_lost(prop)
+            if self.device_is_lost and result.outcome != NOT_APPLICABLE:
+                result = outcomes.device_lost(prop, result.reason)
         result.seconds = time.perf_counter() - started
         self._outcomes[prop.id] = result.outcome
         return result
@@ -83,6 +87,11 @@ class Judge:
             if self._bench is None or ready.error:
                 return [], ready.error or "it cannot be built"
             return identify(self._bench), ""
+
+    @property
+    def device_is_lost(self) -> bool:
+        """Whether an assertion failed on the GPU: what this process judges there from now on fails for that alone."""
+        return is_lost(torch.device(self.settings.device))
 
     @property
     def resolved(self) -> Subject:

@@ -38,6 +38,13 @@ def not_ready(prop: Property, ready: Preflight) -> Result:
     return Result(prop.id, prop.level, r.TIMEOUT if ready.timed_out else r.ERROR, ready.error)
 
 
+def device_lost(prop: Property, told: str = "") -> Result:
+    """Return the outcome where an assertion failed on the GPU, in this property (with what was told) or in an earlier."""
+    reason = "an assertion failed on the GPU (an index out of bounds, say), which ends every later call of the process"
+    where = f"; told of it: {told}" if told else "; it was in a property before this one"
+    return Result(prop.id, prop.level, r.ERROR, reason + where)
+
+
 def blocked(prop: Property, blocker: str) -> Result:
     """Return the outcome where a property that must hold first does not."""
     return Result(prop.id, prop.level, r.BLOCKED, f"{blocker} must hold first and does not")

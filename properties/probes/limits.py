@@ -17,7 +17,12 @@ def longest_sequence(bench: Workbench) -> Iterator[Finding]:
     subject = bench.subject
     if subject.kind not in SEQUENCES or subject.fact("max_len") is not None:
         return
-    stream, longest = a_stream(bench), bench.configs[0].max_len
+    stream = a_stream(bench)
+    with bench.trying(stream.built) as tried:
+        yield from _longest(Stream(stream.case, tried), bench.configs[0].max_len)
+
+
+def _longest(stream: Stream, longest: int) -> Iterator[Finding]:
     if _takes(stream, longest) or not _takes(stream, 2):
         return
     works, raises = 2, longest

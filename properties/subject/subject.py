@@ -116,6 +116,13 @@ class Subject:
         return (self.inputs or KINDS[self.kind].inputs) == "tokens"
 
     @property
+    def device(self) -> str:
+        """Where a ready-made model lies; else the CPU."""
+        parameters = getattr(self.module, "parameters", None)
+        first = next(iter(parameters()), None) if callable(parameters) else None
+        return str(getattr(first, "device", "cpu")).replace("meta", "cpu")
+
+    @property
     def is_functional(self) -> bool:
         """Whether there is no model: a plain function of its inputs."""
         return self.build is None and self.module is None

@@ -22,7 +22,7 @@ KERNELS: Backends = {
     **MATH,
     **{
         name: partial(sdpa_kernel, kernel)
-        for name, kernel in (_FUSED | (_CUDA if torch.cuda.is_available() else {})).items()
+        for name, kernel in (_FUSED | (_CUDA if torch.backends.cuda.is_built() else {})).items()
     },
 }
-"""Every kernel that can be chosen on this machine."""
+"""Every kernel that this torch was built with: asking for a device here would break processes forked from this one."""
