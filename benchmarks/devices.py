@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -19,8 +20,10 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import fields, replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -51,7 +54,7 @@ def names(group: str) -> list[str]:
         return list(all_traps())
     if group == "faults":
         return list(all_faults())
-    return [str(path.relative_to(strangers.SETS)) for path in sorted(strangers.SETS.glob("*/*.py"))]
+    return [str(path.relative_to(strangers.SETS)) for path in sorted(strangers.SETS.glob("*/*.py"), reverse=True)]
 
 
 def judge(group: str, name: str, devices: tuple[str, ...]) -> list[Row]:
@@ -64,7 +67,8 @@ def judge(group: str, name: str, devices: tuple[str, ...]) -> list[Row]:
     warnings.simplefilter("ignore")
     rows = []
     for device in devices:
-        for which, subject in _subjects(group, name):
+        for which, given in _subjects(group, name):
+            subject = _on(given, device)
             start = time.perf_counter()
             report = check(subject, profile="quick", device=device)
             told = [r for r in report.results if r.outcome not in QUIET]
@@ -97,6 +101,22 @@ def _subjects(group: str, name: str) -> Iterator[tuple[str, Any]]:
         yield "wrong", all_faults()[name].subject()
     else:
         yield from strangers.subjects_of(strangers.SETS / name)
+
+
+def _on(subject: Any, device: str) -> Any:
+    """Return a subject whose own tensors are made on the device: many examples make theirs on the default one."""
+    import torch
+
+    def there(part: Any) -> Any:
+        @functools.wraps(part)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with torch.device(device):
+                return part(*args, **kwargs)
+
+        return called
+
+    own = {f.name: getattr(subject, f.name) for f in fields(subject)}
+    return replace(subject, **{name: there(part) for name, part in own.items() if isinstance(part, FunctionType)})
 
 
 def page(rows: list[Row], device: str, machine: str) -> str:

@@ -169,9 +169,8 @@ class Calling(Drawing):
 
     def _call_or_plainly(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
         """Call on a path; where that is one of its extras and raises, without them."""
-        is_extra = path is self._walking and (
-            path.layout or path.autocast or path.compiled or path.backend != "default"
-        )
+        special = path.layout or path.autocast or path.compiled or path.backend != "default"
+        is_extra = path is self._walking and special
         try:
             return self._call_on(path, built, args, given)
         except SubjectError as problem:
@@ -180,9 +179,7 @@ class Calling(Drawing):
                 return self._call_on(replace(path, mode="no_grad"), built, args, given)
             if not is_extra:
                 raise
-            self._refused = (
-                True  # judged by numerics.strided, .autocast, .compile, backend-agreement; not by every property
-            )
+            self._refused = True  # judged by numerics.strided, .autocast, .compile, attention.backend-agreement
             return self._call_on(Path(mask=path.mask, mode=path.mode), built, args, given)
 
     def _call_on(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:

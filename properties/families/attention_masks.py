@@ -355,7 +355,7 @@ def _in_half_precision(case: Case) -> int:
     compared = 0
     for dtype in (torch.bfloat16, torch.float16):
         drawn = Attending(case, d_head=64, dtype=dtype)
-        ways = [("no mask", None, False)]
+        ways: list[tuple[str, Tensor | None, bool]] = [("no mask", None, False)]
         if case.subject.accepts("causal") and drawn.query.shape[2] == drawn.key.shape[2]:
             ways.append(("the causal flag", causal_region(drawn.query.shape[2]), True))
         for name, allow, flag in ways:

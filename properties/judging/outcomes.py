@@ -39,7 +39,7 @@ def not_ready(prop: Property, ready: Preflight) -> Result:
 
 
 def device_lost(prop: Property, told: str = "") -> Result:
-    """Return the outcome where an assertion failed on the GPU, in this property (with what was told) or in an earlier."""
+    """Return the outcome where an assertion failed on the GPU, in this property, if something was told, or before."""
     reason = "an assertion failed on the GPU (an index out of bounds, say), which ends every later call of the process"
     where = f"; told of it: {told}" if told else "; it was in a property before this one"
     return Result(prop.id, prop.level, r.ERROR, reason + where)
