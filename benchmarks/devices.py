@@ -68,14 +68,16 @@ def judge(group: str, name: str, devices: tuple[str, ...]) -> list[Row]:
     rows = []
     for device in devices:
         for which, given in _subjects(group, name):
-            subject = _on(given, device)
             start = time.perf_counter()
-            report = check(subject, profile="quick", device=device)
+            report = check(given, profile="quick", device=device)
+            is_unaware = any("device" in r.reason for r in report.results)
+            if is_unaware:  # its tensors lie on the default device
+                report = check(_on(given, device), profile="quick", device=device)
             told = [r for r in report.results if r.outcome not in QUIET]
             rows.append(
                 {
                     "group": group, "name": name, "which": which, "device": device,
-                    "seconds": time.perf_counter() - start,
+                    "seconds": time.perf_counter() - start, "unaware": is_unaware,
                     "judged": sum(r.outcome != "NOT_APPLICABLE" for r in report.results),
                     "outcomes": {r.id: r.outcome for r in report.results if r.outcome != "NOT_APPLICABLE"},
                     "reasons": {r.id: r.reason for r in told},

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.draws import Draws, RandomDraws
 from veriformer.properties.engine.violations import NotSpokenOfError
+from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.palette import colliding_lengths
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
@@ -81,10 +82,18 @@ class Drawing:
         return "" if self._config is None else str(self._config)
 
     def dtype(self) -> torch.dtype:
-        """Draw one of the dtypes in which the subject is judged."""
+        """Draw one of the dtypes in which the subject is judged; seldom one whose rounding swamps what is compared."""
         names = [str(d).removeprefix("torch.") for d in judged_dtypes(self.bench)]
+        if len(names) > 1 and self._is_swamped():
+            names = [*names[1:] * 4, names[0]]
         name = self.choice("dtype", names) if len(names) > 1 else names[0]
         return getattr(torch, name)
+
+    def _is_swamped(self) -> bool:
+        """Whether the first dtype, of two, is one in which nothing but finite numbers and exact claims is judged."""
+        if self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
+            return False
+        return is_swamped(self.bench, self.bench.pool.get(self.config(), judged_dtypes(self.bench)[0]))
 
     def reject(self, reason: str) -> None:
         """Give this case up: it does not meet the premise."""
