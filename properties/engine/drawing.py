@@ -84,12 +84,12 @@ class Drawing:
     def dtype(self) -> torch.dtype:
         """Draw one of the dtypes in which the subject is judged; seldom one whose rounding swamps what is compared."""
         names = [str(d).removeprefix("torch.") for d in judged_dtypes(self.bench)]
-        if len(names) > 1 and self._is_swamped():
+        if len(names) > 1 and self._draws_wide():
             names = [*names[1:] * 4, names[0]]
         name = self.choice("dtype", names) if len(names) > 1 else names[0]
         return getattr(torch, name)
 
-    def _is_swamped(self) -> bool:
+    def _draws_wide(self) -> bool:
         """Whether the first dtype, of two, is one in which nothing but finite numbers and exact claims is judged."""
         if self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
             return False
