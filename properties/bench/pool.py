@@ -14,7 +14,7 @@ from torch import nn
 from veriformer.properties.bench.guards import SubjectError, first_line
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
-from veriformer.properties.subject.palette import palette
+from veriformer.properties.subject.palette import further, palette
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -55,6 +55,7 @@ class ModelPool:
         self.subject = subject
         self.device = device
         self.configs = palette(subject)
+        self.reaching = further(subject)
         self.told: Callable[[Built], None] | None = None
         self._built: dict[tuple[DrawnConfig, torch.dtype, bool], Built] = {}
 

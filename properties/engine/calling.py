@@ -18,6 +18,7 @@ from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
+from veriformer.properties.subject.palette import MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 
 _SAVES_FOR_BACKWARD = "Inference tensors cannot be saved for backward"
@@ -215,7 +216,11 @@ class Calling(Drawing):
         offered = paths_of(
             self.subject, masks=masks, modes=modes, training=training, autocast=autocast, compiled=compiles
         )
-        for path in in_turn(offered, self._turn):
+        chosen = in_turn(offered, self._turn)
+        if self.reaches and self._turn:
+            more = offered[1:] if self.choices.get("T", 0) <= MANY else []
+            chosen = [offered[0], *more[self._turn % max(len(more), 1) :][:1]]
+        for path in chosen:
             self.path, self._walking, self._refused = str(path), path, False
             yield path
             walked = f"{self.path} (refused)" if self._refused else self.path

@@ -13,7 +13,7 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.draws import Draws, RandomDraws
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs
-from veriformer.properties.subject.palette import colliding_lengths
+from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -28,6 +28,11 @@ class Drawing:
         self._draws = draws
         self._generator: torch.Generator | None = None
         self._config: DrawnConfig | None = None
+
+    @property
+    def reaches(self) -> bool:
+        """Whether this case is one beyond the small sizes; see `reaching`."""
+        return self._draws.says("reach") or "reach" in self.choices
 
     def go_on(self) -> None:
         """Draw at random from now on: the search is over, and what explains its case may need more than it drew."""
@@ -63,13 +68,19 @@ class Drawing:
 
     def length(self, label: str = "T", low: int = 1, high: int = 9) -> int:
         """Draw a sequence length: low..high, or one that collides with a size of the model (heads, window, max_len)."""
-        limit = min(self.subject.fact("max_len", 64), self.config().max_len)
+        config = self.config()
+        if self.reaches:
+            longest = min(self.subject.fact("max_len", config.max_len), config.max_len)
+            return int(self.choice(label, range(low, longest + 1)))
+        limit = min(self.subject.fact("max_len", 64), config.max_len)
         colliding = colliding_lengths(self.subject, self.config())
         options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
         return int(self.choice(label, options or [low]))
 
     def config(self) -> DrawnConfig:
         """Draw, once a case, the sizes of the model."""
+        if self._config is None and self.reaches:
+            self._config = self.bench.pool.reaching[self.choice("reach", (LONG, WIDE))]
         if self._config is None:
             configs = self.bench.configs
             index = self.integer("config", 0, len(configs) - 1) if len(configs) > 1 else 0

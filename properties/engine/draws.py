@@ -36,6 +36,9 @@ class Draws(Protocol):
     def reject(self, reason: str) -> None:
         """Give the case up."""
 
+    def says(self, label: str) -> bool:
+        """Whether this choice is made beforehand: fixed, or recorded."""
+
 
 _ANY = st.characters(exclude_categories=["Cs"])  # halves of surrogate pairs are no characters
 
@@ -47,6 +50,9 @@ class HypothesisDraws:
         # below `data.draw`, which prints every choice for a reader: ours are told by the case
         self._draw = data.conjecture_data.draw if hasattr(data, "conjecture_data") else data.draw
         self._fixed = dict(fixed or {})
+
+    def says(self, label: str) -> bool:  # noqa: D102
+        return label in self._fixed
 
     def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
         if label in self._fixed:
@@ -80,6 +86,9 @@ class RandomDraws:
     def __init__(self, seed: int, fixed: Mapping[str, Any]) -> None:
         self._random = random.Random(seed)
         self._fixed = dict(fixed)
+
+    def says(self, label: str) -> bool:  # noqa: D102
+        return label in self._fixed
 
     def integer(self, label: str, low: int, high: int) -> int:  # noqa: D102
         drawn = self._random.randint(low, high)
@@ -125,6 +134,9 @@ class RecordedDraws:
         self._recorded = recorded
         self._unused = set(recorded)
         self._beyond = RandomDraws(seed, {})
+
+    def says(self, label: str) -> bool:  # noqa: D102
+        return label in self._recorded
 
     def _is_over(self, label: str) -> bool:
         """Whether the record ends before this choice."""

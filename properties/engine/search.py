@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -25,6 +26,7 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.reaching import far_cases
 from veriformer.properties.engine.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import colliding_lengths
@@ -51,6 +53,12 @@ class Found:
 
     case: Case
     problem: BaseException
+
+
+def _or_else(cause: Callable[[], str | None] | None, works: int, fails: int) -> str | None:
+    """Return what a cause says, or at which length the failure begins."""
+    told = None if cause is None else cause()
+    return told or f"it begins with sequences of {fails}: at {works} it is not there"
 
 
 class Search:
@@ -80,7 +88,48 @@ class Search:
                 return self._shrink(problem, fixed)
         wanted = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
         drawn = max(wanted - self.bench.tally.examples, (wanted + 1) // 2)  # swept lengths are cases too
-        return self._hypothesis(drawn, {})
+        return self._hypothesis(drawn, {}) or self._reach()
+
+    def _reach(self) -> Found | None:
+        """Cover what lies beyond the small sizes, as far as time allows."""
+        if not self.prop.farthest:
+            return None
+        for fixed in far_cases(self.bench, self.prop.farthest):
+            try:
+                self._judge(RandomDraws(self._seed(), fixed))
+            except RejectedError:
+                continue
+            except (BudgetSpent, SubjectTimeoutError):
+                return None
+            except Exception as problem:
+                assert self.last is not None
+                self._walks_all = True
+                return self._narrowed(Found(self.last, problem), fixed) if self.shrinks else Found(self.last, problem)
+        return None
+
+    def _narrowed(self, found: Found, fixed: Mapping[str, Any]) -> Found:
+        """Return the failure at the shortest length at which it is still there."""
+        works, fails = 1, int(fixed["T"])
+        while fails - works > 1:
+            middle = (works + fails) // 2
+            try:
+                cut = {name: middle - 1 for name in ("t", "real") if name in fixed}
+                self._judge(RandomDraws(self._seed(), {**fixed, "T": middle, **cut}))
+            except RejectedError:
+                works = middle
+            except (BudgetSpent, SubjectTimeoutError):
+                return found
+            except Exception as problem:
+                assert self.last is not None
+                if type(problem) is type(found.problem):
+                    found, fails = Found(self.last, problem), middle
+                    continue
+                works = middle
+            else:
+                works = middle
+        if works > 1 and isinstance(found.problem, Violation):
+            found.problem.cause = partial(_or_else, found.problem.cause, works, fails)
+        return found
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
         """Judge one recorded case, on every path.

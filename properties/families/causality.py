@@ -155,6 +155,7 @@ def leak_of(case: Case, built: Built) -> str | None:
     requires=("batch.independence",),
     unless=_CAUSAL,
     sweeps_lengths=True,
+    farthest=0,  # a backward for each output
     catches=(*_LEAKS, "CM02"),
 )
 def gradients_stop_at_the_present(case: Case) -> None:

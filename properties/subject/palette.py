@@ -24,6 +24,28 @@ _CANDIDATES = (
 )
 
 
+LONG, WIDE = "long", "wide"
+MANY = 300
+"""Above this length one path is called, and where it is cut is drawn: a forward costs the square of its length."""
+
+_FURTHER = {
+    # the smallest one, made for long sequences; and one with many heads, layers and channels
+    LONG: replace(_CANDIDATES[0], max_len=1030),
+    WIDE: DrawnConfig(
+        d_model=96, num_heads=12, num_key_value_heads=4, num_layers=5, d_ff=160, vocab_size=257, max_len=34
+    ),
+}
+
+
+def further(subject: Subject) -> dict[str, DrawnConfig]:
+    """Return the sizes that are reached for beside those that are drawn: a ready-made instance has its own alone."""
+    if subject.build is None:
+        own = subject.config or DrawnConfig()
+        return {LONG: own, WIDE: own}
+    smallest = palette(subject)[0]
+    return {name: _fit(config, subject) or smallest for name, config in _FURTHER.items()}
+
+
 def palette(subject: Subject) -> list[DrawnConfig]:
     """Return the configurations that `subject` is built with, smallest first.
 
