@@ -18,7 +18,7 @@ from veriformer.cli.unjudged import print_unjudged
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import Report, Result, SubjectReport, plain
+from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.terminal import print_failure, print_report
@@ -156,6 +156,7 @@ class _Run:
         finally:
             for part in self.report.subjects:
                 part.results.sort(key=lambda r: order.index(r.id))
+                part.reach = reach_of(part.results)
             self.report.seconds = time.perf_counter() - started
 
     def _canaries(self, kinds: list[str], order: list[str]) -> Task:

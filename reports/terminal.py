@@ -68,6 +68,8 @@ def print_report(
             console.print(Text(f"    probed: {note}", style="dim"))
         if subject.get("believed"):
             console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
+        if told := reach(subject):
+            console.print(Text(f"    reach: {told}", style="dim"))
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
@@ -83,6 +85,23 @@ def print_report(
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def reach(subject: Mapping[str, Any]) -> str:
+    """Return how far a subject was looked at, in one line; empty where no property called it.
+
+    >>> reach({"reach": {"T": [1, 1025], "dtype": ["float32", "float64"]}, "facts": {"max_len": 2048}})
+    'T 1..1025 of 2048 · float32 float64'
+    """
+    told = []
+    for name, seen in subject.get("reach", {}).items():
+        if isinstance(seen[0], str):
+            told.append(" ".join(seen))
+            continue
+        low, high = seen
+        claimed = f" of {subject['facts']['max_len']}" if name == "T" and "max_len" in subject["facts"] else ""
+        told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
+    return " · ".join(told)
 
 
 def _ids(asked: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Tally:
         subject_seconds: spent inside the subject.
         calls: of the subject.
         given_up: reasons for which cases were given up before anything was compared.
+        reach: by the name of a size, its smallest and largest value that was called with; words (dtypes) as a list.
     """
 
     examples: int = 0
@@ -33,12 +36,25 @@ class Tally:
     subject_seconds: float = 0.0
     calls: int = 0
     given_up: set[str] = field(default_factory=set)
+    reach: dict[str, list[Any]] = field(default_factory=dict)
 
     def note(self, error: float, tolerance: float) -> None:
         """Keep the comparison if its margin is the worst so far."""
         margin = error / tolerance if tolerance > 0 else (0.0 if error == 0 else math.inf)
         if margin >= self.margin:
             self.error, self.tolerance, self.margin = error, tolerance, margin
+
+    def note_reach(self, sizes: Mapping[str, int | str]) -> None:
+        """Keep the ends of what was called with."""
+        for name, value in sizes.items():
+            seen = self.reach.setdefault(name, [value] if isinstance(value, str) else [value, value])
+            if isinstance(value, str):
+                if value not in seen:
+                    seen.append(value)
+            elif value < seen[0]:
+                seen[0] = value
+            elif value > seen[1]:
+                seen[1] = value
 
     def note_worst_of(self, other: Tally) -> None:
         """Take over the worst comparison of another tally, and the time that it spent."""

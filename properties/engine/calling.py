@@ -20,6 +20,10 @@ from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.palette import MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
+from veriformer.properties.subject.subject import Subject
+
+_AXES = {"attention": ("B", "H", "T", "K"), "softmax": (), "norm": (), "loss": ("B", "T")}
+SEQUENCE_KINDS = ("encoder_decoder", "classifier", "decoder", "encoder", "layer", "self_attention", "cross_attention")
 
 _SAVES_FOR_BACKWARD = "Inference tensors cannot be saved for backward"
 """What TorchScript raises in inference mode, whose graphs save tensors whatever the mode: torch's limit, no defect.
@@ -54,6 +58,22 @@ def refuses(run: Callable[[], object]) -> Tensor:
 def has_graph(output: Tensor) -> Tensor:
     """Return whether a gradient can be taken of an output: a step for `Calling.apply`."""
     return torch.tensor(output.requires_grad)
+
+
+def _sizes_of(subject: Subject, built: Built, args: tuple[Any, ...]) -> dict[str, int | str]:
+    """Return what a call reaches: the axes of its first input, the sizes of the model, the dtype."""
+    first = next((x for x in args if isinstance(x, Tensor)), None)
+    axes = _AXES.get(subject.kind, ("B", "T") if subject.kind in SEQUENCE_KINDS else ())
+    sizes: dict[str, int | str] = {}
+    if first is not None and first.ndim >= len(axes):
+        sizes |= dict(zip(axes, first.shape, strict=False))
+        if first.is_floating_point() and built.module is None:
+            sizes["dtype"] = str(first.dtype).removeprefix("torch.")
+    if built.module is not None:
+        config = built.config
+        sizes |= {"d_model": config.d_model, "num_heads": config.num_heads, "num_layers": config.num_layers}
+        sizes["dtype"] = str(built.dtype).removeprefix("torch.")
+    return sizes
 
 
 class Calling(Drawing):
@@ -138,6 +158,7 @@ class Calling(Drawing):
         self._built = built
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        self.bench.tally.note_reach(_sizes_of(self.subject, built, args))
         mask = given.get("attention_mask")
         if self.subject.kind == "attention" and isinstance(mask, Tensor) and mask.ndim == 4:
             axes = mask_axes(self.bench)

@@ -99,6 +99,7 @@ def of(prop: Property, tally: Tally, found: Found | None) -> Result:
         subject_seconds=tally.subject_seconds,
         paths=dict(tally.paths),
         measures=dict(tally.measures),
+        reach=dict(tally.reach),
     )
     if found is None:
         result.outcome, result.reason = _of_nothing_found(tally)

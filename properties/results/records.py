@@ -98,6 +98,7 @@ class Result:
     subject_seconds: float = 0.0
     paths: dict[str, int] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
+    reach: dict[str, list[Any]] = field(default_factory=dict)
     counterexample: Counterexample | None = None
 
 
@@ -115,6 +116,7 @@ class SubjectReport:
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
+        reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes.
         seconds: spent on it, by all processes together.
         results: one a property.
     """
@@ -127,6 +129,7 @@ class SubjectReport:
     believed: list[str] = field(default_factory=list)
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
+    reach: dict[str, list[Any]] = field(default_factory=dict)
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
 
@@ -143,6 +146,17 @@ class SubjectReport:
 def believed(declared: Iterable[str], verified: Iterable[str]) -> list[str]:
     """Return the declared facts that nothing verified, in the order of their declaration."""
     return [name for name in declared if name not in set(verified)]
+
+
+def reach_of(results: Iterable[Result]) -> dict[str, list[Any]]:
+    """Return how far several properties together looked."""
+    together: dict[str, list[Any]] = {}
+    for result in results:
+        for name, seen in result.reach.items():
+            known = [*together.get(name, ()), *seen]
+            is_words = isinstance(known[0], str)
+            together[name] = list(dict.fromkeys(known)) if is_words else [min(known), max(known)]
+    return together
 
 
 class ViolationsFoundError(AssertionError):
