@@ -148,7 +148,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
     declares = dict(facts)
     if kind == "encoder_decoder":
         declares = {"causal": True, **declares}
-    if kind == "classifier":
+    if kind in ("classifier", "encoder"):
         declares = {"padding_side": "right", **declares}  # as the tokenizers pad, and as most of their pages advise
     return Subject(
         kind=kind, name=name, forward=calls[kind], declares=declares,
