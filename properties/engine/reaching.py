@@ -17,12 +17,15 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
 from veriformer.properties.engine.stream import SEQUENCES, Stream
-from veriformer.properties.subject.palette import LONG, MANY, WIDE
+from veriformer.properties.subject.palette import LONG, WIDE
 from veriformer.properties.subject.sizes import DrawnConfig
 
 FARTHEST = 1025
 _SHORTEST = 33
 """One past the longest of the small models."""
+
+_FIRST = 3
+"""So many of the shortest are chosen before the longest ones: most mistakes begin there."""
 
 _OPERATIONS = {"quick": 2e9, "standard": 2e10, "thorough": float("inf")}
 """Multiplications of the forwards of one property at its far lengths, all together: about a second in quick."""
@@ -33,9 +36,8 @@ def far_cases(bench: Workbench, farthest: int) -> Iterator[dict[str, Any]]:
     if bench.subject.kind not in SEQUENCES:
         return
     for length in far_lengths(bench, farthest):
-        # cut where tiles of any power of two end: what begins there is seen by nobody, or by the position before
-        cut = {"t": length - 1, "real": length - 1} if length <= MANY else {}
-        yield {"reach": LONG, "T": length, "B": 1, **cut}
+        # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
+        yield {"reach": LONG, "T": length, "B": 1, "t": length - 1, "real": length - 1}
     if bench.pool.reaching[WIDE] not in (bench.pool.reaching[LONG], *bench.configs):
         yield {"reach": WIDE, "T": 7}
 
@@ -43,14 +45,14 @@ def far_cases(bench: Workbench, farthest: int) -> Iterator[dict[str, Any]]:
 def far_lengths(bench: Workbench, farthest: int) -> list[int]:
     """Return one past each power of two that the subject reaches, and the longest, as far as the effort allows."""
     longest = min(reach_of(bench), farthest)
-    wanted = {longest, *(2**n + 1 for n in range(5, 11))}
+    wanted = sorted(n for n in {longest, *(2**n + 1 for n in range(5, 11))} if _SHORTEST <= n <= longest)
     left, found = _OPERATIONS[bench.settings.profile], []
-    for length in sorted((n for n in wanted if _SHORTEST <= n <= longest), reverse=True):
+    for length in (*wanted[:_FIRST], *reversed(wanted[_FIRST:])):
         needed = _operations(bench, length)
         if needed <= left:
             left -= needed
             found.append(length)
-    return found
+    return sorted(found, reverse=True)
 
 
 def reach_of(bench: Workbench) -> int:

@@ -26,7 +26,7 @@ _CANDIDATES = (
 
 LONG, WIDE = "long", "wide"
 MANY = 300
-"""Above this length one path is called, and where it is cut is drawn: a forward costs the square of its length."""
+"""Above this length one path is called: a forward costs the square of its length."""
 
 _FURTHER = {
     # the smallest one, made for long sequences; and one with many heads, layers and channels
