@@ -42,6 +42,12 @@ def far_cases(bench: Workbench, farthest: int) -> Iterator[dict[str, Any]]:
         yield {"reach": WIDE, "T": 7}
 
 
+def wide_cases(bench: Workbench) -> Iterator[dict[str, Any]]:
+    """Yield one case of the wide model for a property that sweeps no lengths; in quick the sweeping ones see to it."""
+    if bench.settings.profile != "quick" and bench.pool.reaching[WIDE] not in bench.configs:
+        yield {"reach": WIDE}
+
+
 def far_lengths(bench: Workbench, farthest: int) -> list[int]:
     """Return one past each power of two that the subject reaches, and the longest, as far as the effort allows."""
     longest = min(reach_of(bench), farthest)

@@ -26,7 +26,7 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.reaching import far_cases
+from veriformer.properties.engine.reaching import far_cases, wide_cases
 from veriformer.properties.engine.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import colliding_lengths
@@ -92,9 +92,8 @@ class Search:
 
     def _reach(self) -> Found | None:
         """Cover what lies beyond the small sizes, as far as time allows."""
-        if not self.prop.farthest:
-            return None
-        for fixed in far_cases(self.bench, self.prop.farthest):
+        sweeps = self.prop.sweeps_lengths
+        for fixed in far_cases(self.bench, self.prop.farthest) if sweeps else wide_cases(self.bench):
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
@@ -104,7 +103,8 @@ class Search:
             except Exception as problem:
                 assert self.last is not None
                 self._walks_all = True
-                return self._narrowed(Found(self.last, problem), fixed) if self.shrinks else Found(self.last, problem)
+                found = Found(self.last, problem)
+                return self._narrowed(found, fixed) if self.shrinks and "T" in fixed else found
         return None
 
     def _narrowed(self, found: Found, fixed: Mapping[str, Any]) -> Found:

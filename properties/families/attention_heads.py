@@ -255,6 +255,7 @@ def every_projection_matters(case: Case) -> None:
         else None
     ),
     sweeps_lengths=True,
+    farthest=257,
     catches=("XA01", "XA04", "XA07"),
 )
 def the_memory_is_a_set(case: Case) -> None:

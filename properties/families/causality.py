@@ -233,6 +233,7 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
     kinds=PER_POSITION,
     unless=(_CAUSAL, excludes_fact("prefix")),
     sweeps_lengths=True,
+    farthest=257,
     catches=(*_LEAKS, "RP11"),
 )
 def a_prefix_gives_the_first_outputs(case: Case) -> None:
@@ -315,6 +316,7 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
     level="extended",
     unless=(_CAUSAL, needs_fact("window")),
     sweeps_lengths=True,
+    farthest=257,
     catches=("CM16", "KV08"),
 )
 def the_window_has_the_declared_width(case: Case) -> None:

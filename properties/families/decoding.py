@@ -79,6 +79,7 @@ def _split(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:
     kinds=_KIND,
     unless=needs_part("cache"),
     sweeps_lengths=True,
+    farthest=129,
     requires=("causality.no-future-influence",),
     catches=("KV01", "KV02", "KV08", "KV11", "RB05"),
 )

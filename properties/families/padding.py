@@ -175,6 +175,7 @@ def _amount(case: Case, side: str) -> None:
     kinds=SEQUENCES,
     unless=(_PADDING, _padded_on("right")),  # type: ignore[arg-type]
     sweeps_lengths=True,
+    farthest=257,
     catches=("PM10", "PM13", "PM14", "PM16"),
 )
 def right_padding_changes_nothing(case: Case) -> None:
@@ -191,6 +192,7 @@ def right_padding_changes_nothing(case: Case) -> None:
     level="extended",
     unless=(_PADDING, _padded_on("left"), excludes_fact("prefix")),  # type: ignore[arg-type]
     sweeps_lengths=True,
+    farthest=257,
     catches=("PM08", "PM04"),
     asks=("padding_side", "right"),
 )
@@ -211,6 +213,7 @@ def left_padding_changes_nothing(case: Case) -> None:
     kinds=SEQUENCES,
     unless=_PADDING,
     sweeps_lengths=True,
+    farthest=257,
     catches=("PM14", "PM17", "CM11"),
 )
 def a_mask_of_ones_is_no_mask(case: Case) -> None:
@@ -323,6 +326,7 @@ def an_empty_sample_harms_no_other(case: Case) -> None:
     kinds=("classifier",),
     unless=_PADDING,
     sweeps_lengths=True,
+    farthest=257,
     catches=("PM10", "PM11"),
 )
 def pooling_ignores_padding(case: Case) -> None:

@@ -63,6 +63,7 @@ def _mask(case: Case, x: Tensor) -> Tensor | None:
     kinds=PER_POSITION,
     unless=_FREE,
     sweeps_lengths=True,
+    farthest=257,
     catches=("HD01", "HD02", "FF07", "SM01", "CM19"),
 )
 def permuting_inputs_permutes_outputs(case: Case) -> None:
@@ -126,6 +127,7 @@ def _cause(stream: Stream, x: Tensor, order: list[int], mask: Tensor | None, pat
     kinds=("classifier",),
     unless=_FREE,
     sweeps_lengths=True,
+    farthest=257,
     catches=("HD01", "PE07"),
 )
 def pooling_forgets_order(case: Case) -> None:
