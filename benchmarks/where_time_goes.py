@@ -39,7 +39,7 @@ PARTS = {
         "veriformer.properties.engine.case:Case.exact",
         "veriformer.properties.engine.case:Case.differs",
     ),
-    "shrinking": ("veriformer.properties.engine.search:Search._shrink",),
+    "shrinking": ("veriformer.properties.engine.searching.search:Search._shrink",),
     "writing counterexamples": ("veriformer.properties.judging.outcomes:counterexample",),
     "the properties' own sums": ("veriformer.properties.engine.property:Property.check",),
     "power": ("veriformer.properties.judging.judge:power",),

@@ -13,7 +13,7 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.record import counterexample
 from veriformer.properties.engine.draws import ReplayError
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.search import Found, Search
+from veriformer.properties.engine.searching.search import Found, Search
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, VacuousCheckError, Violation
 from veriformer.properties.judging.preflight import Preflight
 from veriformer.properties.results import records as r

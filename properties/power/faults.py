@@ -16,7 +16,7 @@ from veriformer.properties.bench.measured import computes_alike, judged_dtypes, 
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.rounding import GAP
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.search import Search
+from veriformer.properties.engine.searching.search import Search
 from veriformer.properties.engine.stream import PER_POSITION, SEQUENCES
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.power import inside, outside

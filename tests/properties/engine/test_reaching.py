@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from veriformer.properties import DrawnConfig, Subject, check
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.engine.reaching import far_lengths, reach_of
+from veriformer.properties.engine.searching.reaching import far_lengths, reach_of
 
 
 class Model(nn.Module):

@@ -39,7 +39,7 @@ def test_every_kind_has_a_canary() -> None:
 
 
 def test_a_blind_engine_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veriformer.properties.engine.search.Search.run", lambda self: None)
+    monkeypatch.setattr("veriformer.properties.engine.searching.search.Search.run", lambda self: None)
     found = send(["decoder"], select(), QUICK)
     assert found["caught"] == 0
     assert len(found["missed"]) == found["sent"] > 0

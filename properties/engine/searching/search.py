@@ -26,8 +26,8 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.reaching import far_cases, wide_cases
-from veriformer.properties.engine.reproducible import alone
+from veriformer.properties.engine.searching.reaching import far_cases, wide_cases
+from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import colliding_lengths
 
