@@ -20,7 +20,7 @@ from veriformer.properties.definitions.angles import (
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
-from veriformer.properties.engine.reaching import Counting, asked, claimed, countings, made, sized, widened
+from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
 from veriformer.properties.formulas.relative_biases import slope_cause, where_buckets_begin
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -36,7 +36,7 @@ _NUMBERS = {"quick": 2**16, "standard": 2**19, "thorough": 2**23}
 """Numbers of the largest table that is asked for, by profile: a narrow one is long, a wide one short."""
 _ROTATED = {"quick": 2**20, "standard": 2**22, "thorough": 2**24}
 """As many positions times channels for a rotation: one that keeps no table could reach any, one that does is slow."""
-_SQUARE = {"quick": 300, "standard": 1100, "thorough": 2100}
+_SQUARE = {"quick": 300, "standard": 700, "thorough": 2100}
 """Length of the bias `[H, T, T]` that is asked for, beyond 256; in the profile thorough beyond 2048."""
 _ANSWER = ("half_precision", False)
 
