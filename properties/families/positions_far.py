@@ -32,7 +32,7 @@ _ODD = (7, 33, 5, 65, 127, 3, 511)
 _HEADS = (12, 20, 9, 40)
 _FEW_HEADS = (5, 7, 16, 32)
 """Numbers that the palette does not have, most of them no power of two."""
-_NUMBERS = {"quick": 2**16, "standard": 2**19, "thorough": 2**23}
+_NUMBERS = {"quick": 2**16, "standard": 2**19, "thorough": 2**21}
 """Numbers of the largest table that is asked for, by profile: a narrow one is long, a wide one short."""
 _ROTATED = {"quick": 2**20, "standard": 2**22, "thorough": 2**24}
 """As many positions times channels for a rotation: one that keeps no table could reach any, one that does is slow."""
