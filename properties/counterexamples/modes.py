@@ -49,7 +49,7 @@ def in_modes(text: str, path: Path, trained: str) -> str:
     if path.backend != "default":
         contexts.append(f"backends[{path.backend!r}]()")
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    contexts += [f"torch.autocast({device!r}, dtype=torch.bfloat16)" for device in autocast]
+    contexts += [f"torch.autocast({device!r}, dtype={torch.get_autocast_dtype(device)})" for device in autocast]
     if torch.get_default_device().type == "meta":
         contexts.append("torch.device('meta')")
     if contexts:

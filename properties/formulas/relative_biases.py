@@ -152,17 +152,26 @@ def bucket_cause(bias: Tensor, both: bool, buckets: int, farthest: int) -> str |
         return None
     if fits:
         return fits[0] if len(fits) == 1 else None
-    return _where_buckets_begin(bias, right, relative, length)
+    return where_buckets_begin(bias, right[-1])
 
 
-def _where_buckets_begin(bias: Tensor, right: Tensor, relative: Tensor, length: int) -> str | None:
-    """Say at which distances into the past a new bucket begins, there and by rule."""
-    last = bias[:, -1].flip(-1)
-    begins = [d for d in range(1, length) if not torch.equal(last[:, d], last[:, d - 1])]
-    rule = right[-1].flip(-1)
-    wanted = [d for d in range(1, length) if int(rule[d]) != int(rule[d - 1])]
+def where_buckets_begin(bias: Tensor, rule: Tensor) -> str | None:
+    """Say at which distances into the past a new bucket begins, there and by rule.
+
+    Args:
+        bias: `[H, T, T]`.
+        rule: `[T]`: the buckets of the last row.
+    """
+    last, right = bias[:, -1].flip(-1), rule.flip(-1)
+    begins = [d for d in range(1, len(rule)) if not torch.equal(last[:, d], last[:, d - 1])]
+    wanted = [d for d in range(1, len(rule)) if int(right[d]) != int(right[d - 1])]
     if begins == wanted:
         return None
+    same = next(
+        (n for n, (a, b) in enumerate(zip(begins, wanted, strict=False)) if a != b), min(len(begins), len(wanted))
+    )
+    if same > 8:  # the long list of those that are right would hide the others
+        begins, wanted = begins[same - 1 :], wanted[same - 1 :]
     return f"into the past, buckets begin at distances {_listed(begins)}, by the rule at {_listed(wanted)}"
 
 

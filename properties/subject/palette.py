@@ -59,9 +59,9 @@ def palette(subject: Subject) -> list[DrawnConfig]:
         return [subject.config or DrawnConfig()]
     found: list[DrawnConfig] = []
     for candidate in _CANDIDATES:
-        fitted = _fit(candidate, subject)
-        if fitted is not None and fitted not in found:
-            found.append(fitted)
+        sizes = fitted(candidate, subject)
+        if sizes is not None and sizes not in found:
+            found.append(sizes)
     if not found:
         raise ValueError(
             f"no sizes fit domain={dict(subject.domain)!r}: num_heads must divide d_model; widen the domain"
@@ -69,29 +69,30 @@ def palette(subject: Subject) -> list[DrawnConfig]:
     return found
 
 
-def _fit(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
+def fitted(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
+    """Return sizes that `subject` can be built with, the nearest to the wanted ones in its `domain`; None if none."""
     sizes: dict[str, Any] = {}
     for f in fields(DrawnConfig):
         wanted = getattr(candidate, f.name)
         allowed = subject.domain.get(f.name)
         sizes[f.name] = wanted if allowed is None else _nearest(allowed, wanted)
-    fitted = replace(candidate, **sizes)
-    if fitted.d_model % fitted.num_heads:
-        heads = [h for h in subject.domain.get("num_heads", range(1, 9)) if fitted.d_model % h == 0]
-        widths = [d for d in subject.domain.get("d_model", ()) if d % fitted.num_heads == 0]
+    found = replace(candidate, **sizes)
+    if found.d_model % found.num_heads:
+        heads = [h for h in subject.domain.get("num_heads", range(1, 9)) if found.d_model % h == 0]
+        widths = [d for d in subject.domain.get("d_model", ()) if d % found.num_heads == 0]
         if "num_heads" in subject.domain and not heads:
             if "d_model" in subject.domain and not widths:
                 return None
-            width = min(widths) if widths else fitted.num_heads * candidate.d_head
-            fitted = replace(fitted, d_model=width)
+            width = min(widths) if widths else found.num_heads * candidate.d_head
+            found = replace(found, d_model=width)
         elif not heads:
             return None
         else:
-            fitted = replace(fitted, num_heads=min(heads, key=lambda h: (abs(h - candidate.num_heads), h)))
-    if fitted.num_heads % fitted.num_key_value_heads and "num_key_value_heads" not in subject.domain:
-        groups = [g for g in range(1, fitted.num_heads + 1) if fitted.num_heads % g == 0]
-        fitted = replace(fitted, num_key_value_heads=min(groups, key=lambda g: abs(g - candidate.num_key_value_heads)))
-    return fitted
+            found = replace(found, num_heads=min(heads, key=lambda h: (abs(h - candidate.num_heads), h)))
+    if found.num_heads % found.num_key_value_heads and "num_key_value_heads" not in subject.domain:
+        groups = [g for g in range(1, found.num_heads + 1) if found.num_heads % g == 0]
+        found = replace(found, num_key_value_heads=min(groups, key=lambda g: abs(g - candidate.num_key_value_heads)))
+    return found
 
 
 def _nearest(allowed: Sequence[Any], wanted: Any) -> Any:
