@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from veriformer.properties.subject.facts import attention_scale
 from veriformer.properties.subject.paths import DEFAULT, Path
 
 PROFILES = 5
+PARTS = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
 Normal = Callable[..., Tensor]
 
 
@@ -90,6 +91,33 @@ def causal_allow(queries: int, keys: int, alignment: str, window: int | None = N
     if window is None:
         return allow
     return allow & (allow.triu(last + 1 - window) | (torch.arange(keys) < sinks))
+
+
+def planned(case: Case) -> Iterator[Situation]:
+    """Yield situations, short ones first; lengths lie one beyond a power of two in the first case, near it in others."""
+    subject, near = case.subject, case.choice("near", (0, -1, 1))
+    width = case.choice("K", (32, 64, 48, 80, 128))
+    masks = subject.takes_mask("pairwise") or subject.takes_mask("padding")
+    causal = subject.accepts("causal")
+    free = not subject.fact("window")  # of keys that a query sees without the flag it says nothing
+    if free:
+        yield Situation("", 2, 2, 18, 37 + near, 161, gradients=True)
+        yield Situation("8 samples of 8 heads", 8, 8, 17, 33 + near, 16)
+        yield Situation("", 2, 2, 129 + near, 257 + near, width, gradients=True)
+        if subject.fact("grouped_queries"):
+            yield Situation("3 heads to a key-value head", 1, 6, 65, 130 + near, width, groups=2, gradients=True)
+    if masks and free:
+        yield Situation("a mask", 3, 2, 140, 300 + near, width, masked=True, gradients=True)
+    if causal:
+        yield Situation("causal=True", 1, 3, 193 + near, 193 + near, width + 1, causal=True, gradients=True)
+        yield Situation("causal=True", 1, 2, 70, 259 + near, width, causal=True, gradients=True)
+        yield Situation("causal=True", 1, 2, 150, 70 + near, width, causal=True)
+        if masks:
+            yield Situation("a mask beside causal=True", 3, 1, 161, 161, width, masked=True, causal=True)
+    if free:
+        yield Situation("", 2, 4, 1, 1000 + near, width)
+        yield Situation("", 1, 2, 128, 256, 2 * width)
+        yield Situation("", 1, 1, 300, 1000 + near, width)
 
 
 @dataclass

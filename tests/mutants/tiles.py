@@ -56,9 +56,7 @@ class Tiles(nn.Module):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT * q.shape[-1] ** -0.5
 
-    def shown(
-        self, q: Tensor, k: Tensor, rows: range, columns: range, mask: Tensor | None, causal: bool
-    ) -> Tensor:
+    def shown(self, q: Tensor, k: Tensor, rows: range, columns: range, mask: Tensor | None, causal: bool) -> Tensor:
         """Return the scores of one tile, -inf where a key is hidden."""
         s = self.scores(_of(q, rows), _of(k, columns))
         if mask is not None:
@@ -401,3 +399,255 @@ WRONG = (
     MaskOfOtherHead, Tails, GroupsInTurn, Averaged, HalfSums, HalfSums16, WindowTile, LastKeysAlone,
     FirstQueriesAlone, ValuesOfFullTiles, MeanOfTile, BackwardUnmasked, BackwardCausalInTile,
 )  # fmt: skip
+
+
+@fault(
+    "TL-sums",
+    "The sums of earlier tiles stay as they are where a later one has a larger maximum",
+    killed_by=("attention.tiles",),
+    cause="wrong factors|tile of 128",
+)
+def sums() -> Subject:
+    return tiled(SumsKept, 128)
+
+
+@fault(
+    "TL-total",
+    "The denominator of earlier tiles stays as it is where a later one has a larger maximum",
+    killed_by=("attention.tiles",),
+    cause="denominator",
+)
+def total() -> Subject:
+    return tiled(TotalKept, 64)
+
+
+@fault(
+    "TL-remainder",
+    "Where there is more than one tile, keys behind the last full one are left out",
+    killed_by=("attention.tiles",),
+    cause="keys end too early",
+)
+def remainder() -> Subject:
+    return tiled(RemainderDropped, 64)
+
+
+@fault(
+    "TL-zeros",
+    "The last tile is filled with keys of zeros, which nothing hides",
+    killed_by=("attention.tiles",),
+    cause="padding of a block",
+)
+def zeros() -> Subject:
+    return tiled(ZerosBehind, 128)
+
+
+@fault(
+    "TL-causal-keys",
+    "The causal mask compares with the place of a key in its tile",
+    killed_by=("attention.tiles",),
+    cause="sees keys that are hidden",
+)
+def causal_keys() -> Subject:
+    return tiled(CausalInTile, 64)
+
+
+@fault(
+    "TL-causal-queries",
+    "The causal mask compares with the place of a query in its tile",
+    killed_by=("attention.tiles",),
+    cause="tile of 128|keys end too early",
+)
+def causal_queries() -> Subject:
+    return tiled(CausalRowsInTile, 128)
+
+
+@fault(
+    "TL-skips",
+    "Tiles are skipped that the first query of a tile does not see, though its last ones do",
+    killed_by=("attention.tiles",),
+    cause="keys end too early|tile of 128",
+)
+def skips() -> Subject:
+    return tiled(SkipsTooMuch, 128)
+
+
+@fault(
+    "TL-shift",
+    "Which tiles are skipped is found as if there were as many queries as keys",
+    killed_by=("attention.tiles",),
+    cause="keys end too early|tile of 128",
+)
+def shift() -> Subject:
+    return tiled(SkipsWithoutShift, 128)
+
+
+@fault(
+    "TL-empty-nan",
+    "A tile that the mask empties before any key was seen gives -inf - -inf",
+    killed_by=("attention.tiles",),
+    cause="",
+)
+def empty_nan() -> Subject:
+    return tiled(EmptyTileNan, 64)
+
+
+@fault(
+    "TL-empty-uniform",
+    "All keys of a tile that the mask empties weigh alike: their scores are set to the lowest that was seen",
+    killed_by=("attention.tiles",),
+    cause="instead of -inf|right up to 128 keys",
+)
+def empty_uniform() -> Subject:
+    return tiled(EmptyTileUniform, 128)
+
+
+@fault(
+    "TL-mask-keys",
+    "The mask is read with the place of a key in its tile",
+    killed_by=("attention.tiles",),
+    cause="sees keys that are hidden|right up to 64 keys",
+)
+def mask_keys() -> Subject:
+    return tiled(MaskOfFirstTile, 64)
+
+
+@fault(
+    "TL-mask-queries",
+    "The mask is read with the place of a query in its tile",
+    killed_by=("attention.tiles",),
+    cause="right up to 32 queries",
+)
+def mask_queries() -> Subject:
+    return tiled(MaskRowsOfFirstTile, 32)
+
+
+@fault(
+    "TL-mask-sample",
+    "From the second tile on the mask is that of the first sample",
+    killed_by=("attention.tiles",),
+    cause="right up to 64 keys",
+)
+def mask_sample() -> Subject:
+    return tiled(MaskOfFirstSample, 64)
+
+
+@fault(
+    "TL-mask-head",
+    "From the second tile on sample b and head h take the mask of sample (b H + h) mod B",
+    killed_by=("attention.tiles",),
+    cause="right up to 32 keys",
+)
+def mask_head() -> Subject:
+    return tiled(MaskOfOtherHead, 32)
+
+
+@fault(
+    "TL-tails",
+    "Channels of a head behind the last full 32 are left out of the scores",
+    killed_by=("attention.tiles",),
+    cause="channels of a head",
+)
+def tails() -> Subject:
+    return tiled(Tails, 16)
+
+
+@fault(
+    "TL-groups",
+    "Heads take the key-value heads in turn where there are more keys than a tile holds",
+    killed_by=("attention.tiles",),
+    cause="tile of 64",
+)
+def groups() -> Subject:
+    return tiled(GroupsInTurn, 64)
+
+
+@fault(
+    "TL-split",
+    "Outputs of the tiles are averaged by the number of keys, not by their log-sum-exp",
+    killed_by=("attention.tiles",),
+    cause="wrong factors|tile of 128",
+)
+def split() -> Subject:
+    return tiled(Averaged, 128)
+
+
+@fault("TL-half", "The sums are kept in bfloat16 from tile to tile", killed_by=("attention.tiles",), cause="tile of 32")
+def half() -> Subject:
+    return tiled(HalfSums, 32)
+
+
+@fault(
+    "TL-half16", "The sums are kept in float16 from tile to tile", killed_by=("attention.tiles",), cause="tile of 128"
+)
+def half16() -> Subject:
+    return tiled(HalfSums16, 128)
+
+
+@fault(
+    "TL-window",
+    "Tiles are skipped that only the last query of a tile does not see any more",
+    killed_by=("attention.tiles",),
+    cause="get no weight",
+)
+def window() -> Subject:
+    return tiled(WindowTile, 64, window=40)
+
+
+@fault(
+    "TL-dq",
+    "The gradient of the queries is written by each tile of keys, not added to",
+    killed_by=("attention.tiles",),
+    cause="tile of 64",
+)
+def dq() -> Subject:
+    return tiled(LastKeysAlone, 64)
+
+
+@fault(
+    "TL-dk",
+    "The gradient of the keys is that of the first tile of queries",
+    killed_by=("attention.tiles",),
+    cause="tile of 64",
+)
+def dk() -> Subject:
+    return tiled(FirstQueriesAlone, 64)
+
+
+@fault(
+    "TL-dv",
+    "The gradient of the values leaves out queries behind the last full tile",
+    killed_by=("attention.tiles",),
+    cause="tile of 128",
+)
+def dv() -> Subject:
+    return tiled(ValuesOfFullTiles, 128)
+
+
+@fault(
+    "TL-delta",
+    "What is taken off w v^T in the backward is the mean over one tile of keys",
+    killed_by=("attention.tiles",),
+    cause="tile of 64|delta",
+)
+def delta() -> Subject:
+    return tiled(MeanOfTile, 64)
+
+
+@fault(
+    "TL-backward-mask",
+    "The backward makes the weights of later tiles again without the mask",
+    killed_by=("attention.tiles",),
+    cause="right up to 65 keys|forgets the mask",
+)
+def backward_mask() -> Subject:
+    return tiled(BackwardUnmasked, 64)
+
+
+@fault(
+    "TL-backward-causal",
+    "The backward compares with the place of a key in its tile",
+    killed_by=("attention.tiles",),
+    cause="right up to 65",
+)
+def backward_causal() -> Subject:
+    return tiled(BackwardCausalInTile, 64)
