@@ -80,6 +80,6 @@ def exact_attention(
     pairs = [(d_query, of_query), (d_key, of_key), (d_value, of_value)]
     if repeats > 1:
         summed = [tuple(x.unflatten(1, (-1, repeats)).sum(2) for x in pair) for pair in pairs[1:]]
-        pairs = [pairs[0], *summed]  # type: ignore[list-item]
+        pairs = [pairs[0], *summed]
     floor *= float(w.abs().sum())
     return (*found, *(x for exact, bound in pairs for x in (exact, 2 * bound + floor)))

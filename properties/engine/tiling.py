@@ -49,8 +49,8 @@ def profiled(normal: Normal, s: Situation, scale: float) -> tuple[Tensor, Tensor
     """Return queries, keys and values whose scores follow another course along the keys in each head of a sample.
 
     They grow by 12, fall by 12, stay level, rise and fall, or lie all at -120, where exp underflows in float32 and a
-    key of zeros would have all the weight; beside noise of unit variance. So later tiles have larger maxima than earlier
-    ones, and smaller. Values lie around 1, so that weights that do not sum to one are seen.
+    key of zeros would have all the weight; beside noise of unit variance. So later tiles have larger maxima than
+    earlier ones, and smaller. Values lie around 1, so that weights that do not sum to one are seen.
     """
     groups = s.groups or s.heads
     query = normal(s.batch, s.heads, s.queries, s.width) * (scale * s.width**0.5) ** -1
@@ -94,7 +94,7 @@ def causal_allow(queries: int, keys: int, alignment: str, window: int | None = N
 
 
 def planned(case: Case) -> Iterator[Situation]:
-    """Yield situations, short ones first; lengths lie one beyond a power of two in the first case, near it in others."""
+    """Yield situations, short ones first; lengths lie one beyond whole tiles in the first case, near it in others."""
     subject, near = case.subject, case.choice("near", (0, -1, 1))
     width = case.choice("K", (32, 64, 48, 80, 128))
     masks = subject.takes_mask("pairwise") or subject.takes_mask("padding")
@@ -151,7 +151,6 @@ class Tiling:
         fact = case.subject.fact
         self._window, self._sinks, self._cap = fact("window"), fact("sink_tokens", 0), fact("soft_cap")
         self._alignment: str | None = None
-        self._pace: float | None = None
 
     def fitted(self, s: Situation) -> Situation | None:
         """Return the situation with the sizes of a kernel with parameters; None where it cannot be."""
@@ -175,25 +174,17 @@ class Tiling:
         flag = causal_allow(s.queries, s.keys, alignment, self._window, self._sinks)[None, None]
         return flag if mask is None else flag.to(mask.device) & mask
 
-    def judge(
-        self,
-        s: Situation,
-        *,
-        path: Path = DEFAULT,
-        normal: Normal | None = None,
-        inputs: tuple[Tensor, Tensor, Tensor] | None = None,
-        weight: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Judged:
-        """Call the subject, and return what it gave beside what it was to give; what is not given is drawn.
+    def judge(self, s: Situation, *, path: Path = DEFAULT, normal: Normal | None = None) -> Judged:
+        """Call the subject, and return what it gave beside what it was to give; `normal` draws instead of the case.
 
         Raises:
             SubjectError: it refused, or failed.
         """
         case, device = self.case, self.case.bench.device
         draw = normal or (lambda *shape: case.normal(*shape, dtype=self.built.dtype))
-        inputs = inputs or profiled(draw, s, self.scale(s))
-        if s.masked and mask is None:
+        inputs = profiled(draw, s, self.scale(s))
+        mask = weight = None
+        if s.masked:
             rows = not hides_keys_alone(case.subject) and not s.causal
             mask = mask_of(s, by_rows=rows, generator=case.generator).to(device)
         if s.gradients:
@@ -203,24 +194,23 @@ class Tiling:
         allow = self.allowed(s, mask)
         found = [got]
         if s.gradients and got.requires_grad and got.shape == (*inputs[0].shape[:3], inputs[2].shape[-1]):
-            weight = draw(*got.shape) if weight is None else weight
+            weight = draw(*got.shape)
             try:
                 found += torch.autograd.grad((got * weight.to(got)).sum(), inputs, materialize_grads=True)
             except (RuntimeError, NotImplementedError):  # a kernel without a backward at these sizes
                 weight = None
-        else:
-            weight = None
         exact = case.apply(exact_attention, *inputs, self.scale(s), allow, self._cap, weight)
         exact = tuple(x.to(got.device) for x in exact)
         pairs = [(x, exact[2 * i], exact[2 * i + 1]) for i, x in enumerate(found)]
-        if s.causal and allow is not None and not bool((seen := allow.any(-1)).all()):
-            rows = seen.expand(got.shape[:3]).to(got.device)  # of queries that see no key attention.empty-row speaks
-            pairs = [(x[rows], y[rows], bound.expand_as(y)[rows]) for x, y, bound in pairs[:1]]
+        if s.causal and allow is not None and not bool(allow.any(-1).all()):
+            # of queries that see no key attention.empty-row speaks
+            seeing = allow.any(-1).expand(got.shape[:3]).to(got.device)
+            pairs = [(x[seeing], y[seeing], unit.expand_as(y)[seeing]) for x, y, unit in pairs[:1]]
         return Judged(inputs, allow, pairs)
 
     @property
     def alignment(self) -> str:
-        """How the causal mask is aligned: as declared, else as it is with three queries and five keys; "" if neither."""
+        """How the causal mask is aligned: as declared, else as with three queries and five keys; "" if neither way."""
         if self._alignment is None:
             declared = self.case.subject.fact("causal_alignment")
             self._alignment = declared or self._measured_alignment()
@@ -246,16 +236,23 @@ class Tiling:
         return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
     def foreseen(self, s: Situation) -> float:
-        """Return the seconds that a call may take, foretold from a small one that was made before."""
-        if self._pace is None:
-            small = self.fitted(Situation("", 1, 1, 33, 65, 16))
-            self._pace = 0.0
-            for _ in range(2):  # what is compiled, or imported, is so by the first
-                started = time.perf_counter()
-                try:
-                    if small is not None:
-                        self.judge(small, normal=self.steady())
-                except SubjectError:
-                    break
-                self._pace = (time.perf_counter() - started) / (33 * 65)
-        return self._pace * s.queries * s.keys * max(1.0, s.batch * s.heads / 4) * (3 if s.gradients else 1)
+        """Return the seconds that a call may take, foretold from a small one; the same in every case of a subject."""
+        key = ("pace of tiling", self.built.config, self.built.dtype)
+        measured = self.case.bench.measured
+        if key not in measured:
+            measured[key] = self._pace()
+        # kernels that loop over heads are few, and those that do it all at once gain by it
+        return float(measured[key]) * s.queries * s.keys * max(1.0, s.batch * s.heads / 4) * (3 if s.gradients else 1)
+
+    def _pace(self) -> float:
+        small = self.fitted(Situation("", 1, 1, 33, 65, 16))
+        seconds = [0.0]
+        for _ in range(3):  # what is compiled, or imported, is so by the first
+            started = time.perf_counter()
+            try:
+                if small is not None:
+                    self.judge(small, normal=self.steady())
+            except SubjectError:
+                break
+            seconds.append(time.perf_counter() - started)
+        return min(seconds[1:], default=0.0) / (33 * 65)

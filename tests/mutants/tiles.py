@@ -360,7 +360,7 @@ class MeanOfTile(Tiles):
     """What is taken off w v^T in the backward is the mean over one tile of keys."""
 
     def pulled(self, saved: tuple[Any, ...], g: Tensor) -> list[Tensor]:
-        q, k, v, out, size, mask, causal = saved
+        q, k, v, _, size, mask, causal = saved
         found = super().pulled(saved, g)
         if len(self.tiles(k.shape[2])) == 1:
             return found
@@ -485,7 +485,7 @@ def shift() -> Subject:
     "TL-empty-nan",
     "A tile that the mask empties before any key was seen gives -inf - -inf",
     killed_by=("attention.tiles",),
-    cause="",
+    cause="a tile is empty",
 )
 def empty_nan() -> Subject:
     return tiled(EmptyTileNan, 64)
@@ -577,7 +577,10 @@ def half() -> Subject:
 
 
 @fault(
-    "TL-half16", "The sums are kept in float16 from tile to tile", killed_by=("attention.tiles",), cause="tile of 128"
+    "TL-half16",
+    "The sums are kept in float16 from tile to tile",
+    killed_by=("attention.tiles",),
+    cause="right up to 128 keys",
 )
 def half16() -> Subject:
     return tiled(HalfSums16, 128)

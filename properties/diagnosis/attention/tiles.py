@@ -14,7 +14,7 @@ from veriformer.properties.engine.tiling import PARTS, Situation, Tiling, planne
 from veriformer.properties.engine.violations import Violation
 
 _LENGTHS = (3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 129, 192, 256, 257, 320, 512, 513)
-"""Tried one after another, up to the length that failed; between the last right and the first wrong one it is halved."""
+"""Tried one after another, up to the length that failed; what lies between a right and a wrong one is halved."""
 
 _SECONDS = 5.0
 """What it may take: a kernel of Python loops is left to others."""
@@ -27,6 +27,8 @@ def tile_opinion(case: Case, problem: Violation) -> str | None:
     if failed is None:
         return None
     part = next(i for i, name in enumerate(PARTS) if f"the {name} is not" in problem.headline)
+    if empty := _nan_rows(tiling, failed):
+        return empty
     measured = _Lengths(tiling, failed, part).told()
     if measured is None:
         return None
@@ -34,6 +36,21 @@ def tile_opinion(case: Case, problem: Violation) -> str | None:
     if part and not told:
         told = (gradient_opinion(case, problem) or "").partition("; right up to ")[0]
     return f"{measured}; {told}" if told else measured
+
+
+def _nan_rows(tiling: Tiling, s: Situation) -> str | None:
+    """Say how many of the first keys a row must not see to become NaN, where that alone tells these rows apart."""
+    if not s.masked or s.causal:
+        return None
+    judged = tiling.judge(s, normal=tiling.steady())
+    if judged.allow is None or not bool((bad := judged.pairs[0][0].isnan().any(-1)).any()):
+        return None
+    first = judged.allow.int().argmax(-1).expand(bad.shape)  # key that a row sees first
+    if bool(bad.all()) or int(first[~bad].max()) >= (least := int(first[bad].min())):
+        return None
+    return (
+        f"NaN in all rows from which the mask hides the first {least} keys or more, and in no others: a tile is empty"
+    )
 
 
 def _without_length(told: str, where: str) -> str:
