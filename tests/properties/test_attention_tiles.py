@@ -18,8 +18,20 @@ from veriformer.properties.definitions.attention_gradients import exact_attentio
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
-from veriformer.tests.mutants.tiles import WRONG, Tiles, WindowTile, tiled
+from veriformer.tests.mutants import tiles, tiles_backward, tiles_masks
+from veriformer.tests.mutants.tiled import Tiles, tiled
 
+
+def _is_fault(part: object) -> bool:
+    return isinstance(part, type) and issubclass(part, Tiles) and part is not Tiles
+
+
+WRONG = [
+    part
+    for file in (tiles, tiles_masks, tiles_backward)
+    for part in vars(file).values()
+    if _is_fault(part) and part.__module__ == file.__name__
+]
 Kernel = Callable[..., Tensor]
 
 
@@ -129,7 +141,7 @@ def test_tiles_of_every_size_pass(block: int, window: int | None) -> None:
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_mistake_is_noticed_at_every_size(wrong: type[Tiles], block: int) -> None:
-    result = judged(tiled(wrong, block, window=40 if wrong is WindowTile else None))
+    result = judged(tiled(wrong, block, window=40 if wrong is tiles.WindowTile else None))
     assert result.outcome == FAIL, result.reason
 
 
@@ -145,7 +157,7 @@ def test_a_kernel_of_no_length_at_all_is_not_spoken_of() -> None:
 
 
 def test_the_size_of_a_tile_is_said_where_it_was_measured() -> None:
-    result = judged(tiled(WRONG[1], 64), is_brief=False)
+    result = judged(tiled(tiles.TotalKept, 64), is_brief=False)
     assert result.counterexample is not None
     assert "right up to 64 keys, wrong from 65 on: a tile of 64" in result.counterexample.cause
     assert "denominator" in result.counterexample.cause

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
+from veriformer.properties.diagnosis.attention.tiling import PARTS, Situation, Tiling, planned
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.tiling import PARTS, Situation, Tiling, planned
 from veriformer.properties.engine.violations import Violation
 
 _LENGTHS = (3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 129, 192, 256, 257, 320, 512, 513)
