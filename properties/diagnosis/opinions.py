@@ -14,6 +14,7 @@ from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
+from veriformer.properties.diagnosis.attention.tiles import tile_opinion
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
@@ -71,6 +72,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
     Opinion(of_other_samples, SEQUENCES, _OF_MASKS, "before"),
     Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
+    Opinion(tile_opinion, ("attention",), ("attention.tiles",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
