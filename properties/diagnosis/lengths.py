@@ -38,9 +38,9 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
     whole, rest = ([is_wrong(times * low + more) for times in (2, 3)] for more in (0, 1))
     if not any(whole) and all(rest):
         return f"{start} except at multiples of {low}: a last block of {low} that is not full"
-    if all(whole) and all(rest):
+    if all(whole) and all(rest) and not low % 8:
         return f"{start}, as if from there on a second block of {low} began"
-    return f"right at {low} {of}, wrong at {high}"
+    return start if all(whole) and all(rest) else f"right at {low} {of}, wrong at {high}"
 
 
 def _scanned(is_wrong: Callable[[int], bool], of: str) -> str | None:

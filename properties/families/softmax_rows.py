@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.watches import CostWatch
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.attention import long_row_bound, softmax_oracle
 from veriformer.properties.definitions.rounding import epsilon
@@ -17,10 +18,12 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.complexity import largest_made
 
 LENGTHS = (10, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097)
 """One entry more than the usual blocks; a row is judged at all of them, and the shortest that fails is told."""
+
+_LOOP = 64
+"""Operations for 512 entries: more than those of a block each of 64 entries or more."""
 
 LONGEST = 100_000
 """A vocabulary's width, and more than any block."""
@@ -39,6 +42,9 @@ ROWS = (
     "with all scores but one hidden",
     "with large scores in every block",
 )
+_DERIVED = (0, 3, 4, 6, 11)
+"""Kinds of rows whose gradient is compared."""
+
 _BLOCK = 16
 """The smallest block that is thought of: what stands in each of these stands in every larger block."""
 
@@ -116,14 +122,16 @@ def every_block_counts(case: Case) -> None:
         taken = width
     if not taken:
         case.reject("the subject does not take such rows")
-    if taken == LENGTHS[-1] and built.dtype not in _HALVES and not _is_quadratic(case, built):
+    longest = _longest(case, built) if taken == LENGTHS[-1] and built.dtype not in _HALVES else 0
+    if longest:
         kinds = (one, 7)
-        longer = placed(case.normal(2, LONGEST, dtype=built.dtype), peak, at, kinds)
+        repeated = ordinary[:2].repeat(1, longest // LENGTHS[-1] + 1)[:, :longest]
+        longer = placed(repeated, peak, at, kinds)
         _weights(case, built, longer, _FEW_AXES[axes], dim, taken, kinds)
     if taken == LENGTHS[-1] and not case.bench.settings.dtypes:
         _in_half_precision(case, built, peak, at)
     for width in (case.choice("S", (17, 65, 257)), taken):
-        _gradient(case, built, placed(ordinary[:, :width], peak, at))
+        _gradient(case, built, placed(ordinary[: len(_DERIVED), :width], peak, at, _DERIVED))
     case.witness()
 
 
@@ -219,17 +227,24 @@ def _gradient(case: Case, built: Built, rows: Tensor) -> None:
     )
 
 
-def _is_quadratic(case: Case, built: Built) -> bool:
-    """Whether the largest tensor that is made of a row grows with the square of its length: 40 GB at the longest."""
-    key = ("softmax of pairs", built.dtype)
+def _longest(case: Case, built: Built) -> int:
+    """Return the longest row that a subject is called on.
+
+    0 where the largest tensor that is made of a row grows with the square of its length (40 GB at 100,000), and a tenth
+    where the number of its operations grows with it: a loop in Python takes seconds a call.
+    """
+    key = ("longest row", built.dtype)
     if key not in case.bench.measured:
         with off_the_record(case):
-            sizes = []
+            costs = []
             for width in (512, 1024):
                 scores = torch.zeros(1, width, dtype=built.dtype, device=case.bench.device)
-                sizes.append(float(largest_made(lambda scores=scores: _call(case, built, scores))))  # type: ignore[misc]
-        case.bench.measured[key] = sizes[1] > 3 * sizes[0]
-    return bool(case.bench.measured[key])
+                with CostWatch() as watch:
+                    _call(case, built, scores)
+                costs.append((watch.largest, watch.calls))
+        (small, few), (large, many) = costs
+        case.bench.measured[key] = 0 if large > 3 * small else LONGEST // 10 if many > few + _LOOP else LONGEST
+    return int(case.bench.measured[key])
 
 
 def _worst_rows(case: Case, built: Built, dtype: torch.dtype, width: int, kinds: Sequence[int]) -> list[int]:
@@ -251,6 +266,8 @@ def _cause(
 ) -> str | None:
     """Say from which length on the weights of rows along the last axis are wrong, and in which rows."""
     with off_the_record(case):
+        if dtype in _HALVES and (told := _stuck(case, built, dtype)):
+            return told
         bad = _worst_rows(case, built, dtype, wrong, kinds)
         if not bad:
             return None
@@ -261,6 +278,17 @@ def _cause(
         return told
     where = "wrong are rows " + ", rows ".join(ROWS[kind] for kind in bad)
     return f"{told}; {where}" if told else where
+
+
+def _stuck(case: Case, built: Built, dtype: torch.dtype) -> str | None:
+    """Read the sum of equal terms off their weights, and see whether twice as many give the same."""
+    sums = []
+    for width in (_IN_HALF[-1], 2 * _IN_HALF[-1]):
+        weights = _call(case, built, torch.zeros(1, width, dtype=dtype, device=case.bench.device))
+        sums.append(1 / float(weights.detach().double().amax()))
+    if sums[0] != sums[1] or sums[0] > 0.9 * _IN_HALF[-1]:
+        return None
+    return f"the sum of equal terms stops growing at {sums[0]:g}: it is kept in the dtype of the scores, not in float32"
 
 
 def _gradient_cause(case: Case, built: Built, dtype: torch.dtype, wrong: int) -> str | None:
