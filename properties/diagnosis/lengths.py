@@ -26,13 +26,16 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
     """
     if not is_wrong(wrong):
         return None
-    if right < _SCANNED and (told := _scanned(is_wrong, of)):
-        return told
-    low, high = right, wrong
+    if right < _SCANNED:
+        numbers = range(1, _SCANNED + 1)
+        bad = [n for n in numbers if is_wrong(n)]
+        if bad:
+            return f"wrong at {which(bad, numbers)} {of}, else right" if len(bad) < len(numbers) else None
+    low, high = max(right, _SCANNED), wrong
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_wrong(middle) else (middle, high)
-    if not low or any(is_wrong(n) for n in (low // 2, 3 * low // 4) if n):
+    if any(is_wrong(n) for n in (low // 2, 3 * low // 4)):
         return None
     start = f"right up to {low} {of}, wrong from {high} on"
     whole, rest = ([is_wrong(times * low + more) for times in (2, 3)] for more in (0, 1))
@@ -42,8 +45,3 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
         return f"{start}, as if from there on a second block of {low} began"
     return start if all(whole) and all(rest) else f"right at {low} {of}, wrong at {high}"
 
-
-def _scanned(is_wrong: Callable[[int], bool], of: str) -> str | None:
-    numbers = range(1, _SCANNED + 1)
-    wrong = [n for n in numbers if is_wrong(n)]
-    return f"wrong at {which(wrong, numbers)} {of}, else right" if 0 < len(wrong) < _SCANNED else None

@@ -102,7 +102,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         got="0",
         expected="another number",
     )
-    every_chunk_counts(case, built)
+    every_chunk_counts(case, built, partial(_cause, case, built))
     case.witness()
 
 

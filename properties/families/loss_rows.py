@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import takes_ignored_labels
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.watches import CostWatch
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.attention import long_row_bound
 from veriformer.properties.definitions.losses import loss_of_rows
@@ -31,25 +33,51 @@ _PEAK = 12.0
 """Above exp(12) = 1.6e5, which outweighs 50,000 ordinary entries: who leaves out a block with it is far off."""
 
 
-def every_chunk_counts(case: Case, small: Built) -> None:
+_MANY = 1000
+"""Operations of a call: a loop in Python, one in which more tokens take seconds."""
+
+Told = Callable[[Tensor, Tensor, Tensor], str | None]
+
+
+def every_chunk_counts(case: Case, small: Built, formula: Told) -> None:
     """Compare the loss and its gradient for many tokens, and for a large vocabulary where the loss can have one.
 
     Args:
         case: of `loss.definition`.
         small: the loss as it was built for the drawn sizes.
+        formula: names the formula that gives the subject's loss, from logits, labels and that loss.
     """
     hides, right = takes_ignored_labels(case.bench, small), 0
     for tokens in TOKENS:
         given = _long(small, case.generator, tokens, _EMPTY.get(tokens, ()) if hides else (), case)
         cause = partial(_tokens_cause, case, small, right, tokens)
-        if not _compare(case, small, *given, f"for {tokens} tokens", cause):
+        calls = _compare(case, small, *given, f"for {tokens} tokens", cause, formula if tokens < _MANY else None)
+        if not calls:
             return
+        if calls > _MANY:
+            break
         right = tokens
     size = case.choice("V", VOCABULARIES)
-    large = case.built_at(small.dtype, vocab_size=size)
+    large = case.built_at(small.dtype, vocab_size=size if _is_short(case, small) else VOCABULARIES[0])
     if large is not None:
-        given = _wide(large, case.generator, case)
+        given, size = _wide(large, case.generator, case), large.config.vocab_size
         _compare(case, large, *given, f"for a vocabulary of {size}", partial(_vocabulary_cause, case, small, size))
+
+
+def _is_short(case: Case, small: Built) -> bool:
+    """Whether a call costs few operations for a thousand labels: else it is a loop over them, or over small blocks."""
+    key = ("few operations", small.dtype)
+    if key not in case.bench.measured:
+        with off_the_record(case):
+            built = case.built_at(small.dtype, vocab_size=VOCABULARIES[0])
+            generator = torch.Generator().manual_seed(1)
+            try:
+                with CostWatch() as watch:
+                    case.call(built or small, *_wide(built or small, generator, case))
+                case.bench.measured[key] = watch.calls <= _MANY // 5
+            except SubjectError:
+                case.bench.measured[key] = True
+    return bool(case.bench.measured[key])
 
 
 def _long(
@@ -58,7 +86,7 @@ def _long(
     """Return logits and labels of so many tokens that are to be predicted, without the labels of whole chunks."""
     size, shift = built.config.vocab_size, _shift(case)
     logits = torch.randn(1, tokens + shift, size, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, size, (1, tokens + shift), generator=generator)
+    labels = _that_count(case, torch.randint(0, size, (1, tokens + shift), generator=generator))
     for start, end in empty:
         labels[:, start + shift : end + shift] = _ignore(case)
     return logits.to(case.bench.device, built.dtype), labels.to(case.bench.device)
@@ -74,8 +102,14 @@ def _wide(built: Built, generator: torch.Generator, case: Case) -> tuple[Tensor,
     logits = torch.randn(1, len(wanted) + shift, size, generator=generator, dtype=torch.float64)
     foretold = torch.where(torch.arange(len(wanted)) % 2 == 0, wanted, size - 1 - wanted)
     logits[0, torch.arange(len(wanted)), foretold] += _PEAK
-    labels = torch.cat([wanted[:shift], wanted])[None]
+    labels = _that_count(case, torch.cat([wanted[:shift], wanted])[None])
     return logits.to(case.bench.device, built.dtype), labels.to(case.bench.device)
+
+
+def _that_count(case: Case, labels: Tensor) -> Tensor:
+    """Return labels of which each counts: without 0 where it may be that of the padding, which nobody declared."""
+    hidden = case.subject.fact("ignore_index", 0)
+    return torch.where(labels == hidden, hidden + 1 if hidden < 2 else hidden - 1, labels)
 
 
 def _shift(case: Case) -> int:
@@ -113,24 +147,34 @@ def _expected(case: Case, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
     return loss, slope, torch.tensor(bound, dtype=torch.float64), errors
 
 
-def _compare(case: Case, built: Built, logits: Tensor, labels: Tensor, what: str, cause: partial[str | None]) -> bool:
-    """Compare one loss and its gradient; return whether the subject takes such inputs."""
+def _compare(
+    case: Case,
+    built: Built,
+    logits: Tensor,
+    labels: Tensor,
+    what: str,
+    cause: partial[str | None],
+    formula: Told | None = None,
+) -> int:
+    """Compare one loss and its gradient; return how many operations the call took, 0 if it refuses such inputs."""
     given = logits.clone().requires_grad_()
     try:
-        loss = case.call(built, given, labels)
+        with CostWatch() as watch:
+            loss = case.call(built, given, labels)
     except SubjectError:  # it is built for fewer tokens, or for another vocabulary
-        return False
+        return 0
     expected, slope, bound, errors = _expected(case, logits, labels)
+    got = loss.detach().double().reshape(())
     case.close(
-        loss.detach().double().reshape(()),
+        got,
         expected,
         f"{what} the loss is not the mean of the negative log likelihoods",
         bound=float(bound),
-        cause=cause,
+        cause=lambda: (formula(logits, labels, got) if formula else None) or cause(),
     )
     (gradient,) = torch.autograd.grad(loss.sum(), given)
     case.close(gradient, slope, f"{what} the gradient of the loss is wrong", bound=errors, cause=cause)
-    return True
+    return watch.calls + 1
 
 
 def _is_wrong(case: Case, built: Built, given: tuple[Tensor, Tensor]) -> bool:
