@@ -44,4 +44,3 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
     if all(whole) and all(rest) and not low % 8:
         return f"{start}, as if from there on a second block of {low} began"
     return start if all(whole) and all(rest) else f"right at {low} {of}, wrong at {high}"
-

@@ -18,7 +18,7 @@ from veriformer.properties.definitions.feed_forward import (
     read,
 )
 from veriformer.properties.definitions.rounding import rounding_bound
-from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.feed_forward_rows import inputs_of_many_tokens, many_tokens
@@ -101,13 +101,13 @@ def the_declared_activation_is_used(case: Case) -> None:
         cause=lambda: _too_few(built, name),
     )
     _agrees(case, built, x, name)
-    for model, many, where in inputs_of_many_tokens(case, built):
+    for model, many, where, cause in inputs_of_many_tokens(case, built, name):
         if read(model.module, model.config, name):
-            _agrees(case, model, many, name, where)
+            _agrees(case, model, many, name, where, cause)
     case.witness()
 
 
-def _agrees(case: Case, built: Built, x: Tensor, name: str, where: str = "") -> None:
+def _agrees(case: Case, built: Built, x: Tensor, name: str, where: str = "", cause: Cause | None = None) -> None:
     """Require the output of an activation between the network's own maps, read in the way that comes nearest to it."""
     try:
         got = case.call(built, x).detach().double()
@@ -127,7 +127,7 @@ def _agrees(case: Case, built: Built, x: Tensor, name: str, where: str = "") -> 
         expected,
         f"{where}the output is not that of {name}",
         bound=bound,
-        cause=lambda: feed_forward_cause(readings, x, name, got, bound) or _other(built, x, got, bound),
+        cause=cause or (lambda: feed_forward_cause(readings, x, name, got, bound) or _other(built, x, got, bound)),
     )
 
 

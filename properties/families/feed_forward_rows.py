@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from veriformer.properties.bench.measured import makes_choices
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.feed_forward import nearest_reading, read
+from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
-from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.case import Case, Cause
 
 SHAPES = ((1, 1), (1, 5), (1, 63), (1, 65), (1, 129), (1, 257), (9, 5), (9, 129), (1, 1000))
 """Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than one, two and four, many."""
@@ -51,7 +54,7 @@ def many_tokens(case: Case, built: Built) -> None:
             together[here],
             alone,
             f"a token among {of} gives another output than by itself",
-            cause=lambda batch=batch, count=count: _cause(case, built, x, batch, count),  # type: ignore[misc]
+            cause=lambda batch=batch, count=count: tokens_cause(case, built, x[:count], batch),  # type: ignore[misc]
         )
 
 
@@ -59,31 +62,50 @@ def _drawn(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:
     return SHAPES[case.integer("shape", 0, len(SHAPES) - 1)], (1, 1000)
 
 
-def _cause(case: Case, built: Built, x: Tensor, batch: int, wrong: int) -> str | None:
-    """Say from how many tokens of one sample on some are wrong, or of a batch, and what they give."""
+def tokens_cause(case: Case, built: Built, x: Tensor, batch: int) -> str | None:
+    """Say from how many tokens of one sample on some are wrong, or of a batch, and what they give.
 
-    def outputs(count: int) -> tuple[Tensor, Tensor]:
-        shape = (batch, count // batch, -1)
-        together = case.call(built, x[:count].reshape(shape)).reshape(count, -1).detach()
-        return together, case.call(built, x[:count].reshape(count, 1, -1)).reshape(count, -1).detach()
-
-    def rows(count: int) -> Tensor:
-        together, alone = outputs(count)
-        limit = case.tolerance(built) * size_of(alone)
-        return ~((together - alone).abs() <= limit).all(-1)
-
+    Args:
+        case: of the violation.
+        built: model.
+        x: tokens `[N, D]`.
+        batch: number of samples that they are divided into.
+    """
     with off_the_record(case):
-        if batch > 1:
-            bad = rows(wrong).nonzero().flatten().tolist()
-            return f"right in one sample; of {wrong} tokens of {batch} samples wrong from token {bad[0]} on" if bad else None
-        told = wrong_lengths(lambda count: bool(rows(count).any()), 0, wrong, "tokens")
-        together, _ = outputs(wrong)
-        bad = rows(wrong).nonzero().flatten().tolist()
+        alone = torch.cat([case.call(built, part[:, None]).detach()[:, 0] for part in x.split(4)])
+        limit = case.tolerance(built) * size_of(alone)
+
+        def rows(count: int, samples: int = 1) -> tuple[Tensor, list[int]]:
+            together = case.call(built, x[:count].reshape(samples, count // samples, -1)).detach().reshape(count, -1)
+            off = ~((together - alone[:count]).abs() <= limit).all(-1)
+            return together, [int(n) for n in off.nonzero().flatten()]
+
+        told = wrong_lengths(lambda count: bool(rows(count)[1]), 0, len(x), "tokens")
+        together, bad = rows(len(x), batch)
     if not bad:
         return told
-    what = "zeros" if bool((together[bad] == 0).all()) else "other numbers"
-    where = f"of {wrong} tokens {_places(bad)} give {what}"
+    what = "zeros" if bool((together[bad] == 0).all()) else "other numbers than by themselves"
+    where = f"of {len(x)} tokens in {batch} sample{'s' * (batch > 1)} {_places(bad)} give {what}"
     return f"{told}; {where}" if told else where
+
+
+def width_cause(case: Case, dtype: torch.dtype, name: str, wrong: int) -> str | None:
+    """Say from which hidden width on a network is not its formula; `name` is the declared activation."""
+
+    def is_wrong(width: int) -> bool:
+        built = case.built_at(dtype, d_ff=width)
+        if built is None or not read(built.module, built.config, name):
+            return False
+        generator = torch.Generator().manual_seed(width)
+        x = torch.randn(1, 5, built.config.d_model, generator=generator, dtype=torch.float64).to(
+            case.bench.device, dtype
+        )
+        got = case.call(built, x).detach().double()
+        expected = nearest_reading(built.module, built.config, x, name, got)
+        return not float((got - expected).abs().max()) <= 64 * epsilon(dtype) * width**0.5 * size_of(expected)
+
+    with off_the_record(case):
+        return wrong_lengths(is_wrong, 0, wrong, "hidden units")
 
 
 def _places(bad: list[int]) -> str:
@@ -92,17 +114,25 @@ def _places(bad: list[int]) -> str:
     return f"{len(bad)} tokens, the first of them {bad[0]},"
 
 
-def inputs_of_many_tokens(case: Case, built: Built) -> Iterator[tuple[Built, Tensor, str]]:
-    """Yield models and inputs to judge by the formula: many tokens, a batch of 9, and a large width where it has one.
+def inputs_of_many_tokens(case: Case, built: Built, name: str) -> Iterator[tuple[Built, Tensor, str, Cause]]:
+    """Yield models, inputs to judge by the formula, in words and with what asks for a cause: many tokens, a large width.
 
     Args:
         case: of `ffn.definition`.
         built: model of the drawn sizes.
+        name: the declared activation.
     """
     x = case.normal(_MOST, built.config.d_model, dtype=built.dtype)
     for batch, length in _drawn(case):
-        yield built, x[: batch * length].reshape(batch, length, -1), f"for {batch} x {length} tokens "
+        count = batch * length
+        yield (
+            built,
+            x[:count].reshape(batch, length, -1),
+            f"for {batch} x {length} tokens ",
+            partial(tokens_cause, case, built, x[:count], batch),
+        )
     width = case.choice("F", LARGE)
     large = case.built_at(built.dtype, d_ff=width)
     if large is not None:
-        yield large, x[:5].reshape(1, 5, -1), f"for a hidden width of {width} "
+        told = partial(width_cause, case, built.dtype, name, width)
+        yield large, x[:5].reshape(1, 5, -1), f"for a hidden width of {width} ", told

@@ -125,7 +125,7 @@ def _cause(case: Case, dtype: torch.dtype, centred: bool, right: int, wrong: int
     with off_the_record(case):
         bad = wrong_tokens(wrong)
         told = wrong_lengths(lambda width: bool(wrong_tokens(width)), right, wrong, "channels")
-    if not bad or len(bad) == len(_TOLD):
+    if not bad or len(bad) > 3:
         return told
     where = "wrong are tokens " + ", ".join(_TOLD[n] for n in bad)
     return f"{told}; {where}" if told else where
