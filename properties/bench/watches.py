@@ -19,6 +19,27 @@ class DispatchWatch(TorchDispatchMode):
         return False
 
 
+class CostWatch(DispatchWatch):
+    """Notes what a call costs, whatever the machine.
+
+    Attributes:
+        calls: number of operations.
+        largest: entries of the largest tensor that one of them gave.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [v.numel() for v in tree_leaves(result) if isinstance(v, Tensor)]
+        self.calls += 1
+        self.largest = max(self.largest, *sizes, 0)
+        return result
+
+
 class NarrowingWatch(DispatchWatch):
     """Notes whether any operation turns float64 numbers into narrower ones while it is entered.
 

@@ -53,6 +53,27 @@ def log_sum_exp_bound(scores: Tensor, dtype: torch.dtype) -> Tensor:
     return softmax_bound(scores, dtype) + exact * torch.expm1(exponent)
 
 
+def long_row_bound(scores: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bound the error of a softmax of rows of any length, computed by any formula, `[..., S]` float64.
+
+    As `log_sum_exp_bound`, but for what the sum does: a sum of S terms, all positive, one after another errs by at most
+    S u of itself (Higham 2002, 4.2), whatever the terms are, and a running one that is multiplied by exp(m - m')
+    wherever a larger maximum m' is met by as much again at most: 2 S u = S eps, of float32 at least.
+
+    Args:
+        scores: `[..., S]`.
+        exact: their softmax in float64.
+        dtype: of the arithmetic.
+    """
+    wide, width = scores.detach().double(), scores.shape[-1]
+    top = wide.amax(dim=-1, keepdim=True)
+    depth = (top - wide).nan_to_num(0.0, 0.0, 0.0)
+    summing = torch.float64 if dtype == torch.float64 else torch.float32
+    exponent = ((top.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * math.log(width)) * epsilon(dtype)).clamp(max=math.log(width))
+    relative = (depth + 4) * epsilon(dtype) + torch.expm1(exponent) + width * epsilon(summing)
+    return exact * relative + float(torch.finfo(dtype).smallest_normal)
+
+
 def attention_oracle(
     query: Tensor,
     key: Tensor,

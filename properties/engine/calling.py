@@ -108,6 +108,23 @@ class Calling(Drawing):
         self._built = maker(config, chosen, raw=raw)
         return self._built
 
+    def built_at(self, dtype: torch.dtype, **sizes: int) -> Built | None:
+        """Return the model with some of the drawn sizes replaced by others; None where it has no such sizes.
+
+        An instance, and a function that names its sizes, have the sizes that they have; a `domain` says which there
+        are; and what raises while it is built for such sizes need not have them.
+        """
+        subject = self.subject
+        if subject.module is not None or (subject.is_functional and subject.config is not None):
+            return None
+        if any(name in subject.domain and size not in subject.domain[name] for name, size in sizes.items()):
+            return None
+        try:
+            self._built = self.bench.pool.get(replace(self.config(), **sizes), dtype)
+        except SubjectError:
+            return None
+        return self._built
+
     def copy_of(self, built: Built) -> Built:
         """Return a model of its own with the same weights; what is no torch module stays as it is.
 

@@ -67,13 +67,14 @@ def _spread(case: Case, built: Built) -> Tensor:
     return (signs * sizes * scale).to(case.bench.device, built.dtype)[None, None]
 
 
-def read_off(case: Case, built: Built) -> NormModel:
+def read_off(case: Case, built: Built, centred: bool | None = None) -> NormModel:
     """Find gain, bias and epsilon from answers: n is odd, so f(x) + f(-x) is twice the bias.
 
     Where the gain can be read from the module (as it is, or with 1 added) and the answers are within a tenth of it, the
-    module's counts: else a variance over d - 1 would pass for a gain.
+    module's counts: else a variance over d - 1 would pass for a gain. Whether it subtracts the mean is measured where
+    `centred` is None.
     """
-    centred = is_centred(case, built)
+    centred = is_centred(case, built) if centred is None else centred
     return NormModel(centred, *case.apply(constants, case.caller(built), built.module, _spread(case, built), centred))
 
 
