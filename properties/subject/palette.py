@@ -43,7 +43,7 @@ def further(subject: Subject) -> dict[str, DrawnConfig]:
         own = subject.config or DrawnConfig()
         return {LONG: own, WIDE: own}
     smallest = palette(subject)[0]
-    return {name: _fit(config, subject) or smallest for name, config in _FURTHER.items()}
+    return {name: fitted(config, subject) or smallest for name, config in _FURTHER.items()}
 
 
 def palette(subject: Subject) -> list[DrawnConfig]:
