@@ -73,6 +73,8 @@ def far_positions_are_right(case: Case) -> None:
     """
     check = {"positions": _tables, "rotary": _rotations, "position_bias": _biases}[case.subject.kind]
     check(case)
+    if not case.bench.tally.witnesses:
+        case.does_not_apply("it refuses the sizes and lengths that are asked for")
 
 
 def _tables(case: Case) -> None:
@@ -155,8 +157,9 @@ def _learned(case: Case) -> None:
     built = made(case, config, given_dtype(case.bench))
     table = asked(case, built, length)
     if table is None or built is None or not built.is_fresh or not _is_trained(built.module):
-        case.reject("its rows are not known to differ, or the length is refused")
-        return
+        case.does_not_apply(
+            "its rows are not known to differ, since they are given or frozen, or the length is refused"
+        )
     _rows_differ(case, table, length)
     for counting, low in countings(case, config):
         got = asked(case, low, length, counting=counting)
@@ -199,7 +202,9 @@ def _rotations(case: Case) -> None:
     budget, own = _ROTATED[case.bench.settings.profile], given_dtype(case.bench)
     near = _pairing(case)
     if near is None:
-        case.does_not_apply("at small positions its rotation is not that of its base, as rotary.frequencies judges")
+        case.does_not_apply(
+            "positions below 64 are refused, or not rotated as its base has it, which rotary.frequencies judges"
+        )
     partial = case.subject.fact("rotary_dim") is not None and case.subject.is_functional
     wide, other = case.choice("wide", _WIDE), case.choice("other", (80, 6, 48, 112, 10, 32))
     for width in (wide, other, 8):
@@ -228,7 +233,10 @@ def _pairing(case: Case) -> tuple[str, float] | None:
     built = case.bench.pool.get(config, given_dtype(case.bench))
     at = torch.tensor([1, 2, 5, 60])
     x = case.normal(1, config.num_heads, len(at), config.d_head, dtype=built.dtype)
-    got = case.call(built, x, at.to(x.device)).detach().double().cpu()
+    rotated = asked(case, built, x, at.to(x.device))
+    if rotated is None:
+        return None
+    got = rotated.double()
     declared = case.subject.fact("layout")
     found = {}
     for layout in (str(declared),) if declared else ("halves", "interleaved"):
