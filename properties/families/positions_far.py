@@ -23,7 +23,6 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
 from veriformer.properties.formulas.relative_biases import slope_cause, where_buckets_begin
-from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
@@ -210,18 +209,20 @@ def _rotations(case: Case) -> None:
     for width in (wide, other, 8):
         config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=8192)
         length = min(budget // config.d_head, 10**6)
-        built = made(case, config, own)
-        if not _judge_rotation(case, built, _reach(case, config, length), near):
-            _judge_rotation(case, built, min(length, config.max_len), near)
+        _judge_rotations(case, made(case, config, own), length, near)
     config = case.config() if partial else sized(case, d_model=32, num_heads=2, max_len=8192)
     for counting, built in countings(case, config):
-        if not _judge_rotation(case, built, _reach(case, config, 8192), near, counting):
-            _judge_rotation(case, built, config.max_len, near, counting)
+        _judge_rotations(case, built, 8192, near, counting)
 
 
-def _reach(case: Case, config: DrawnConfig, wanted: int) -> int:
-    """Return how many positions may be asked for: any, as for all rotations, unless a length is declared."""
-    return claimed(case, config, wanted) if case.subject.fact("max_len") else wanted
+def _judge_rotations(
+    case: Case, built: Built | None, wanted: int, near: tuple[str, float], counting: Counting | None = None
+) -> None:
+    """Ask for as many positions as the subject takes: any, as of all rotations, unless a length is declared."""
+    longest = claimed(case, built.config, wanted) if built and case.subject.fact("max_len") else wanted
+    for length in sorted({min(longest, n) for n in (longest, 8192, 4096, 512, 64)}, reverse=True):
+        if _judge_rotation(case, built, length, near, counting):
+            return
 
 
 def _pairing(case: Case) -> tuple[str, float] | None:
