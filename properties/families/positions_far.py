@@ -23,7 +23,6 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
 from veriformer.properties.formulas.relative_biases import slope_cause, where_buckets_begin
-from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
@@ -73,6 +72,8 @@ def far_positions_are_right(case: Case) -> None:
     """
     check = {"positions": _tables, "rotary": _rotations, "position_bias": _biases}[case.subject.kind]
     check(case)
+    if not case.bench.tally.witnesses:
+        case.does_not_apply("it refuses the sizes and lengths that are asked for")
 
 
 def _tables(case: Case) -> None:
@@ -155,8 +156,9 @@ def _learned(case: Case) -> None:
     built = made(case, config, given_dtype(case.bench))
     table = asked(case, built, length)
     if table is None or built is None or not built.is_fresh or not _is_trained(built.module):
-        case.reject("its rows are not known to differ, or the length is refused")
-        return
+        case.does_not_apply(
+            "its rows are not known to differ, since they are given or frozen, or the length is refused"
+        )
     _rows_differ(case, table, length)
     for counting, low in countings(case, config):
         got = asked(case, low, length, counting=counting)
@@ -199,24 +201,28 @@ def _rotations(case: Case) -> None:
     budget, own = _ROTATED[case.bench.settings.profile], given_dtype(case.bench)
     near = _pairing(case)
     if near is None:
-        case.does_not_apply("at small positions its rotation is not that of its base, as rotary.frequencies judges")
+        case.does_not_apply(
+            "positions below 64 are refused, or not rotated as its base has it, which rotary.frequencies judges"
+        )
     partial = case.subject.fact("rotary_dim") is not None and case.subject.is_functional
     wide, other = case.choice("wide", _WIDE), case.choice("other", (80, 6, 48, 112, 10, 32))
     for width in (wide, other, 8):
         config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=8192)
         length = min(budget // config.d_head, 10**6)
-        built = made(case, config, own)
-        if not _judge_rotation(case, built, _reach(case, config, length), near):
-            _judge_rotation(case, built, min(length, config.max_len), near)
+        _judge_rotations(case, made(case, config, own), length, near)
     config = case.config() if partial else sized(case, d_model=32, num_heads=2, max_len=8192)
     for counting, built in countings(case, config):
-        if not _judge_rotation(case, built, _reach(case, config, 8192), near, counting):
-            _judge_rotation(case, built, config.max_len, near, counting)
+        _judge_rotations(case, built, 8192, near, counting)
 
 
-def _reach(case: Case, config: DrawnConfig, wanted: int) -> int:
-    """Return how many positions may be asked for: any, as for all rotations, unless a length is declared."""
-    return claimed(case, config, wanted) if case.subject.fact("max_len") else wanted
+def _judge_rotations(
+    case: Case, built: Built | None, wanted: int, near: tuple[str, float], counting: Counting | None = None
+) -> None:
+    """Ask for as many positions as the subject takes: any, as of all rotations, unless a length is declared."""
+    longest = claimed(case, built.config, wanted) if built and case.subject.fact("max_len") else wanted
+    for length in sorted({min(longest, n) for n in (longest, 8192, 4096, 512, 64)}, reverse=True):
+        if _judge_rotation(case, built, length, near, counting):
+            return
 
 
 def _pairing(case: Case) -> tuple[str, float] | None:
@@ -228,7 +234,10 @@ def _pairing(case: Case) -> tuple[str, float] | None:
     built = case.bench.pool.get(config, given_dtype(case.bench))
     at = torch.tensor([1, 2, 5, 60])
     x = case.normal(1, config.num_heads, len(at), config.d_head, dtype=built.dtype)
-    got = case.call(built, x, at.to(x.device)).detach().double().cpu()
+    rotated = asked(case, built, x, at.to(x.device))
+    if rotated is None:
+        return None
+    got = rotated.double()
     declared = case.subject.fact("layout")
     found = {}
     for layout in (str(declared),) if declared else ("halves", "interleaved"):
