@@ -19,7 +19,7 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case, Cause
 
 SHAPES = ((1, 1), (1, 5), (1, 63), (1, 65), (1, 129), (1, 257), (9, 5), (9, 129), (1, 1000))
-"""Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than one, two and four, many."""
+"""Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than some, many."""
 
 _MOST = 1161
 _EDGES = (0, 62, 64, 128, 511)
@@ -115,7 +115,7 @@ def _places(bad: list[int]) -> str:
 
 
 def inputs_of_many_tokens(case: Case, built: Built, name: str) -> Iterator[tuple[Built, Tensor, str, Cause]]:
-    """Yield models, inputs to judge by the formula, in words and with what asks for a cause: many tokens, a large width.
+    """Yield models, inputs, what they are in words, and what asks for a cause: many tokens, a large hidden width.
 
     Args:
         case: of `ffn.definition`.
