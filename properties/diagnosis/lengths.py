@@ -15,7 +15,7 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
 
     Args:
         is_wrong: measures one length, on inputs of that length alone.
-        right: a length below `wrong` that was seen to be right; 0 if there is none.
+        right: a length below `wrong` that is right as far as was seen; 0 if there is none.
         wrong: one that was seen to be wrong.
         of: what is counted, in words ("entries", "tokens").
 
@@ -26,6 +26,8 @@ def wrong_lengths(is_wrong: Callable[[int], bool], right: int, wrong: int, of: s
     """
     if not is_wrong(wrong):
         return None
+    if right and is_wrong(right):  # on inputs that were not drawn there
+        right = 0
     if right < _SCANNED:
         numbers = range(1, _SCANNED + 1)
         bad = [n for n in numbers if is_wrong(n)]

@@ -39,8 +39,8 @@ _VASWANI = "Vaswani et al. 2017, section 3.3: applied to each position separatel
     catches=("FF07",),
 )
 def each_token_by_itself(case: Case) -> None:
-    """The same as two convolutions of kernel size 1. A reshape that mixes axes shows where B, T and D differ; a chunk of
-    tokens that is left out, among up to 1161.
+    """The same as two convolutions of kernel size 1. A reshape that mixes axes shows where B, T and D differ; a chunk
+    of tokens that is left out, among up to 1161.
     """
     built, length = case.built(), case.length("T")
     x = case.normal(2, length, built.config.d_model, dtype=built.dtype)
@@ -89,7 +89,8 @@ def the_network_is_not_affine(case: Case) -> None:
 )
 def the_declared_activation_is_used(case: Case) -> None:
     """The maps are found by their shapes; of SwiGLU either order of gate and value is right. GELU and its tanh form
-    differ by up to 5e-4, which rounding in float32 does not hide. Then for up to 1161 tokens, and for a large odd width.
+    differ by up to 5e-4, which rounding in float32 does not hide. Then for up to 1161 tokens, and for a large odd
+    width.
     """
     built, name = case.built(), str(case.subject.fact("activation"))
     x = case.normal(2, 4, built.config.d_model, dtype=built.dtype) * case.choice("scale", (1.0, 0.1, 3.0))

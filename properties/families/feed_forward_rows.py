@@ -19,7 +19,7 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case, Cause
 
 SHAPES = ((1, 1), (1, 5), (1, 63), (1, 65), (1, 129), (1, 257), (9, 5), (9, 129), (1, 1000))
-"""Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than one, two and four, many."""
+"""Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than some, many."""
 
 _MOST = 1161
 _EDGES = (0, 62, 64, 128, 511)
@@ -53,7 +53,7 @@ def many_tokens(case: Case, built: Built) -> None:
         case.close(
             together[here],
             alone,
-            f"a token among {of} gives another output than by itself",
+            f"a token gives another output among others than by itself, in {of}",
             cause=lambda batch=batch, count=count: tokens_cause(case, built, x[:count], batch),  # type: ignore[misc]
         )
 
@@ -80,6 +80,8 @@ def tokens_cause(case: Case, built: Built, x: Tensor, batch: int) -> str | None:
             off = ~((together - alone[:count]).abs() <= limit).all(-1)
             return together, [int(n) for n in off.nonzero().flatten()]
 
+        if any(rows(count)[1] for count in range(2, 21)):
+            return None  # `misplaced` knows more of few tokens
         told = wrong_lengths(lambda count: bool(rows(count)[1]), 0, len(x), "tokens")
         together, bad = rows(len(x), batch)
     if not bad:
@@ -115,7 +117,7 @@ def _places(bad: list[int]) -> str:
 
 
 def inputs_of_many_tokens(case: Case, built: Built, name: str) -> Iterator[tuple[Built, Tensor, str, Cause]]:
-    """Yield models, inputs to judge by the formula, in words and with what asks for a cause: many tokens, a large width.
+    """Yield models, inputs, what they are in words, and what asks for a cause: many tokens, a large hidden width.
 
     Args:
         case: of `ffn.definition`.

@@ -170,11 +170,20 @@ def _compare(
         expected,
         f"{what} the loss is not the mean of the negative log likelihoods",
         bound=float(bound),
-        cause=lambda: (formula(logits, labels, got) if formula else None) or cause(),
+        cause=lambda: _first_of(cause(), partial(formula, logits, labels, got) if formula else None),
     )
     (gradient,) = torch.autograd.grad(loss.sum(), given)
     case.close(gradient, slope, f"{what} the gradient of the loss is wrong", bound=errors, cause=cause)
     return watch.calls + 1
+
+
+def _first_of(told: str | None, formula: Callable[[], str | None] | None) -> str | None:
+    """Return what was told of lengths where some are right; else the formula that gives the loss, which fits by chance
+    where many tokens count.
+    """
+    if formula is None or (told and told.startswith("right")):
+        return told
+    return formula() or told
 
 
 def _is_wrong(case: Case, built: Built, given: tuple[Tensor, Tensor]) -> bool:
@@ -195,6 +204,9 @@ def _tokens_cause(case: Case, built: Built, right: int, wrong: int) -> str | Non
     with off_the_record(case):
         if wrong not in _EMPTY or is_wrong(wrong):
             return wrong_lengths(is_wrong, right, wrong, "tokens")
+        few = _long(built, torch.Generator().manual_seed(1), 5, ((1, 3),), case)
+        if _is_wrong(case, built, few):
+            return None  # not counting goes wrong at every length
         chunks = []
         for start, end in _EMPTY[wrong]:
             given = _long(built, torch.Generator().manual_seed(wrong), wrong, ((start, end),), case)

@@ -45,7 +45,7 @@ _UNBIASED = "the variance is divided by d - 1 instead of d (declare norm='other'
 def the_formula_holds_at_every_scale(case: Case) -> None:
     """Gain, bias and eps are read off the answers at two scales; the formula must then give the answers at all others.
     With an offset of r standard deviations, subtracting the mean rounds to r units of the last place; a variance from
-    E[x^2] - E[x]^2 would err by r^2 of them. Then for widths of 1 to 8192, with one block of channels far from the rest.
+    E[x^2] - E[x]^2 would err by r^2 of them. Then for widths of 1 to 8192, with one block of channels far off.
     """
     built = case.built()
     model = read_off(case, built)

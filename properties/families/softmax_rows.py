@@ -52,7 +52,7 @@ _OTHER_AXES = {3: (3, 4), 4: (2, 3, 2), 5: (2, 1, 3, 2)}
 _FEW_AXES = {3: (1, 2), 4: (1, 2, 1), 5: (1, 1, 2, 1)}
 _HALVES = (torch.float16, torch.bfloat16)
 _IN_HALF = (513, 4097)
-"""A sum in bfloat16 stops growing at 256, one in float16 at 2048; float16 ends at 65504, which longer rows sum up to."""
+"""A sum in bfloat16 stops growing at 256, one in float16 at 2048; a sum of longer rows passes 65504, its largest."""
 
 
 def placed(ordinary: Tensor, peak: float, at: int, kinds: Sequence[int] = range(len(ROWS))) -> Tensor:
