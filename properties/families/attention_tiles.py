@@ -72,9 +72,9 @@ def _aligned(case: Case, tiling: Tiling) -> str:
 
 
 def _paths(case: Case, s: Situation) -> Iterator[Path]:
-    """Gradients by default, other calls without a graph; the backends where there is nothing else to tell."""
+    """Gradients by default, other calls without a graph; the backends at two of the longer lengths."""
     yield DEFAULT if s.gradients else Path(mode="no_grad")
-    if s.gradients and not s.masked and not s.groups:
+    if s.gradients and not s.masked and not s.groups and s.queries > 100:
         for backend in case.subject.backends:
             yield Path(backend=backend)
 

@@ -27,11 +27,9 @@ def _is_fault(part: object) -> bool:
 
 
 WRONG = [
-    part
-    for file in (tiles, tiles_masks, tiles_backward)
-    for part in vars(file).values()
+    part for file in (tiles, tiles_masks, tiles_backward) for part in vars(file).values()
     if _is_fault(part) and part.__module__ == file.__name__
-]
+]  # fmt: skip
 Kernel = Callable[..., Tensor]
 
 
