@@ -36,6 +36,14 @@ def excludes_fact(name: str, *values: Any) -> Premise:
     return reason
 
 
+def sees_every_key(subject: Subject) -> str | None:
+    """Apply not to kernels that hide keys of their own accord, whatever they are given; see attention.tiles."""
+    hides = next((name for name in ("causal", "window") if subject.fact(name)), None)
+    if subject.kind != "attention" or hides is None:
+        return None
+    return f"it hides keys of its own accord ({hides} is declared): attention.tiles holds it to the definition"
+
+
 def needs_mask(form: str) -> Premise:
     """Apply only to subjects that take masks of this form ("padding", "pairwise", "additive")."""
 

@@ -14,7 +14,7 @@ from veriformer.properties.definitions.attention import attention_bound, multi_h
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact, needs_part
+from veriformer.properties.engine.premises import excludes_fact, needs_part, sees_every_key
 from veriformer.properties.engine.property import holds
 from veriformer.properties.subject.facts import attention_scale
 from veriformer.properties.subject.subject import Subject
@@ -39,7 +39,7 @@ def _scale_of(case: Case, d_head: int, d_model: int) -> float:
     formula="o_t = sum_s softmax_s(scale <q_t, k_s>) v_s, head by head",
     source=_PAPER,
     kinds=("attention", *_MODULES),
-    unless=(*_PLAIN, _readable, _POSITION_FREE),
+    unless=(*_PLAIN, _readable, _POSITION_FREE, sees_every_key),
     catches=("SC01", "SC02", "SC04", "SC05", "SM01", "SM02", "SM07", "HD01", "HD02", "HD08", "HD05", "BK02"),
 )
 def output_follows_the_definition(case: Case) -> None:
@@ -242,7 +242,7 @@ def _two_key_logits(case: Case) -> tuple[Tensor, Tensor, Tensor, float, float]:
     formula="min_s v_s <= o_t <= max_s v_s",
     source="Weights are non-negative and sum to one: the output is a convex combination.",
     kinds=("attention",),
-    unless=excludes_fact("sink"),
+    unless=(excludes_fact("sink"), sees_every_key),
     catches=("SM01", "SM07", "CM13"),
 )
 def outputs_are_convex_combinations(case: Case) -> None:
@@ -310,7 +310,7 @@ def outputs_are_linear_in_the_values(case: Case) -> None:
     source="Course notes, lecture 8; Tsai et al. 2019, equation 2.",
     kinds=("attention",),
     level="extended",
-    unless=(*_PLAIN, excludes_fact("soft_cap")),
+    unless=(*_PLAIN, excludes_fact("soft_cap"), sees_every_key),
     catches=("SC01", "SM07"),
 )
 def attention_is_a_kernel_average(case: Case) -> None:
@@ -329,7 +329,7 @@ def attention_is_a_kernel_average(case: Case) -> None:
     source="Ramsauer et al. 2021, equation 3.",
     kinds=("attention",),
     level="extended",
-    unless=(*_PLAIN, excludes_fact("soft_cap")),
+    unless=(*_PLAIN, excludes_fact("soft_cap"), sees_every_key),
     catches=("SC02", "SM01"),
 )
 def attention_is_a_hopfield_update(case: Case) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.premises import excludes_fact, sees_every_key
 from veriformer.properties.engine.property import holds
 
 
@@ -20,6 +20,7 @@ from veriformer.properties.engine.property import holds
     kinds=("attention",),
     level="extended",
     unless=(
+        sees_every_key,
         lambda s: None if s.fact("grouped_queries") else "the subject does not declare grouped_queries",
         excludes_fact("sink"),
     ),

@@ -15,7 +15,7 @@ from veriformer.properties.definitions.differences import worst_difference
 from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.attending import Attending, hides_keys_alone
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
+from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part, sees_every_key
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.subject.paths import Path
@@ -37,7 +37,7 @@ def _takes_some_mask(subject: Subject) -> str | None:
     formula="A(q, k, v, mask) = A(q, k_visible, v_visible); dA/dk_masked = dA/dv_masked = 0",
     source=_PAPER,
     kinds=("attention", "self_attention", "cross_attention"),
-    unless=_takes_some_mask,
+    unless=(_takes_some_mask, sees_every_key),
     sweeps_lengths=True,
     catches=("CM10", "CM11", "CM13", "CM14", "PM07", "PM13", "PM14", "PM17"),
 )
@@ -139,7 +139,7 @@ def _module_masked_keys_are_gone(case: Case) -> None:
     formula="o_t = sum_{s: m_ts} softmax_s(...) v_s; causal and explicit mask: both must allow",
     source=_PAPER,
     kinds=("attention",),
-    unless=(*_PLAIN, _takes_some_mask),
+    unless=(*_PLAIN, _takes_some_mask, sees_every_key),
     sweeps_lengths=True,
     catches=("CM02", "CM07", "CM10", "CM13", "CM14", "CM17", "CM20"),
 )
@@ -225,7 +225,7 @@ def _one_of_two(case: Case, drawn: Attending, got: Tensor, inputs: tuple[Tensor,
     formula="mask_t = 0  =>  |o_t|, |dq|, |dk|, |dv| < inf",
     source="PyTorch issue 41508: softmax over an empty set is 0/0.",
     kinds=("attention", "self_attention", "cross_attention"),
-    unless=_takes_some_mask,
+    unless=(_takes_some_mask, sees_every_key),
     catches=("PM01", "PM02", "PM05"),
 )
 def an_empty_row_harms_nobody(case: Case) -> None:

@@ -7,7 +7,7 @@ import torch
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.premises import excludes_fact, sees_every_key
 from veriformer.properties.engine.property import holds
 
 _KIND = ("attention",)
@@ -20,6 +20,7 @@ _BY_DOT_PRODUCT = (excludes_fact("query_key_norm"), excludes_fact("soft_cap"), e
     formula="A(q, P k, P v) = A(q, k, v); A(P q, k, v) = P A(q, k, v)",
     source="Course notes, chapter 10, section 4.1: attention sees a set.",
     kinds=_KIND,
+    unless=sees_every_key,
     catches=("SM01", "HD01", "HD02"),
 )
 def keys_are_a_set(case: Case) -> None:
@@ -57,7 +58,7 @@ def keys_are_a_set(case: Case) -> None:
     formula="A(q, k + c, v) = A(q, k, v)",
     source="<q, k_s + c> = <q, k_s> + <q, c>: a shift of a row of scores, which softmax cancels.",
     kinds=_KIND,
-    unless=_BY_DOT_PRODUCT,
+    unless=(*_BY_DOT_PRODUCT, sees_every_key),
     catches=("SM01", "CM14"),
 )
 def a_common_key_shift_cancels(case: Case) -> None:
@@ -107,7 +108,7 @@ def scores_are_inner_products(case: Case) -> None:
     source="All scores are 0, all weights equal.",
     kinds=_KIND,
     level="extended",
-    unless=excludes_fact("sink"),
+    unless=(excludes_fact("sink"), sees_every_key),
     catches=("SM07", "CM10", "CM14"),
 )
 def zero_queries_average(case: Case) -> None:
@@ -134,7 +135,7 @@ def zero_queries_average(case: Case) -> None:
     source="Course notes, chapter 10, section 2.3.",
     kinds=_KIND,
     level="extended",
-    unless=_BY_DOT_PRODUCT,
+    unless=(*_BY_DOT_PRODUCT, sees_every_key),
     catches=("SM01", "SC04"),
 )
 def large_queries_select(case: Case) -> None:
@@ -163,7 +164,7 @@ def large_queries_select(case: Case) -> None:
     source="Numerator and denominator of the average both grow n-fold.",
     kinds=_KIND,
     level="extended",
-    unless=excludes_fact("sink"),
+    unless=(excludes_fact("sink"), sees_every_key),
     catches=("SM07", "attention-unnormalised"),
 )
 def repetition_changes_nothing(case: Case) -> None:

@@ -93,12 +93,13 @@ def _long(
 
 
 def _wide(built: Built, generator: torch.Generator, case: Case) -> tuple[Tensor, Tensor]:
-    """Return logits and labels in the first, the middle and the last block of the vocabulary.
+    """Return logits and labels in the first, the middle and the last block of the vocabulary, and at blocks' edges.
 
     Every other token foretells its label; the next one what stands at the other end of the vocabulary.
     """
     size, shift = built.config.vocab_size, _shift(case)
-    wanted = torch.tensor([0, 1, size // 2, size // 2 + 1, size - 1, size - 2])
+    edges = (n + more for n in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384) for more in (-1, 0) if n < size)
+    wanted = torch.tensor([0, 1, size // 2, size // 2 + 1, *edges, size - 1, size - 2])
     logits = torch.randn(1, len(wanted) + shift, size, generator=generator, dtype=torch.float64)
     foretold = torch.where(torch.arange(len(wanted)) % 2 == 0, wanted, size - 1 - wanted)
     logits[0, torch.arange(len(wanted)), foretold] += _PEAK
