@@ -39,7 +39,7 @@ class Property:
         requires: ids that must hold first; if one fails, this one is BLOCKED.
         inapplicable: gives the reason why it does not apply to a subject, or None where it applies.
         sweeps_lengths: also cover, one by one, the lengths T that collide with another size.
-        farthest: length up to which far ones are covered too, where lengths are swept.
+        farthest: length up to which far ones are covered too; the longest of them alone where no lengths are swept.
         check: the check itself.
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
@@ -93,7 +93,7 @@ def holds(
     requires: Iterable[str] = (),
     unless: Callable[[Subject], str | None] | Sequence[Callable[[Subject], str | None]] = (),
     sweeps_lengths: bool = False,
-    farthest: int = 1025,
+    farthest: int | None = None,
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
     costly: bool = False,
@@ -111,7 +111,8 @@ def holds(
         requires: ids of properties that must hold first.
         unless: one or several functions of the subject that give the reason why the property does not apply, or None.
         sweeps_lengths: also cover, one by one, the lengths that collide with another size (`case.length()`).
-        farthest: how far lengths are swept beyond the small ones; 0 where a check costs more than a few forwards.
+        farthest: how far lengths are covered beyond the small ones, 1,025 where they are swept; 0 where a check costs
+            more than a few forwards.
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
         costly: run it only in the profile thorough, or when it is named.
@@ -146,7 +147,7 @@ def holds(
             requires=tuple(requires),
             inapplicable=inapplicable,
             sweeps_lengths=sweeps_lengths,
-            farthest=farthest if sweeps_lengths else 0,
+            farthest=(1025 if sweeps_lengths else 0) if farthest is None else farthest,
             check=check,
             rests_on=tuple(r.rests_on for r in reasons if hasattr(r, "rests_on")),
             asks=asks,

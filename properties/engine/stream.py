@@ -141,8 +141,13 @@ class Stream:
         if not total.requires_grad:
             return None
         # what is checkpointed is computed again here
-        with walking(path, self.case.subject, self.built.module, self.case.bench.device):
-            (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+        try:
+            with walking(path, self.case.subject, self.built.module, self.case.bench.device):
+                (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+        except RuntimeError:
+            if not path.autocast:
+                raise
+            return None  # a constant of float32 that bfloat16 has no number for, say: see numerics.autocast
         return gradient.detach().abs().amax(dim=-1)
 
     def _with_leaf(self, x: Tensor, mask: Tensor | None, path: Path) -> tuple[Tensor, Tensor] | None:

@@ -20,8 +20,9 @@ from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.probes.directions import Directions
-from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
 _KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
@@ -74,6 +75,7 @@ def gradients_are_finite(case: Case) -> None:
     level="extended",
     unless=excludes_fact("quantised"),
     examples_factor=0.5,
+    farthest=129,
 )
 def the_gradient_is_the_derivative(case: Case) -> None:
     """Where float64 is genuine: with h = 1e-6 the quotient errs by 1e-12 of the third derivative and 1e-10 of
@@ -84,6 +86,9 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
     built = case.bench.pool.fresh(case.config(), torch.float64)
     inputs = ordinary(case.subject, built.config, case.generator, torch.float64)
+    if case.reaches and case.subject.kind in SEQUENCES:
+        stream = Stream(case, built)
+        inputs = Inputs(list(stream.inputs(stream.draw(1, case.length("T")))))
     tensors = [x.to(case.bench.device).clone() for x in inputs.tensors]
     leaves = _leaves(case, built, tensors)
     output = case.call(built, *tensors, *inputs.extras)

@@ -31,14 +31,26 @@ _OPERATIONS = {"quick": 2e9, "standard": 2e10, "thorough": float("inf")}
 """Multiplications of the forwards of one property at its far lengths, all together: about a second in quick."""
 
 
-def far_cases(bench: Workbench, farthest: int) -> Iterator[dict[str, Any]]:
-    """Yield what is fixed of the cases that reach further, the longest first, then the wide one."""
+def far_cases(bench: Workbench, farthest: int, *, all_lengths: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield what is fixed of the cases that reach further, the longest first, then the wide one.
+
+    Args:
+        bench: of the subject.
+        farthest: no length is longer.
+        all_lengths: else the longest alone, and no wide one.
+    """
     if bench.subject.kind not in SEQUENCES:
         return
-    for length in far_lengths(bench, farthest):
+    if not farthest:
+        lengths = []
+    elif all_lengths:
+        lengths = far_lengths(bench, farthest)
+    else:
+        lengths = far_lengths(bench, farthest)[:1]
+    for length in lengths:
         # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
         yield {"reach": LONG, "T": length, "B": 1, "t": length - 1, "real": length - 1}
-    if bench.pool.reaching[WIDE] not in (bench.pool.reaching[LONG], *bench.configs):
+    if all_lengths and bench.pool.reaching[WIDE] not in (bench.pool.reaching[LONG], *bench.configs):
         yield {"reach": WIDE, "T": 7}
 
 

@@ -93,7 +93,8 @@ class Search:
     def _reach(self) -> Found | None:
         """Cover what lies beyond the small sizes, as far as time allows."""
         sweeps = self.prop.sweeps_lengths
-        for fixed in far_cases(self.bench, self.prop.farthest) if sweeps else wide_cases(self.bench):
+        far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps)
+        for fixed in (*far, *wide_cases(self.bench)) if not sweeps else far:
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
