@@ -68,12 +68,14 @@ class ScaleWatch(TorchFunctionMode):
 
     def _before(self, args: Any) -> float:
         """Return by what the factors of a product were multiplied before: views of what was scaled count."""
+        operands = [a for a in args if isinstance(a, Tensor)]
+        if any(x.ndim < 3 for x in operands):
+            return 1.0  # a matrix of weights, by which heads are mixed, say: no product of queries and keys
         factor = 1.0
-        for operand in args:
-            if isinstance(operand, Tensor):
-                here = operand.untyped_storage().data_ptr()
-                found = (f for x, f in reversed(self._scaled) if x.untyped_storage().data_ptr() == here)
-                factor *= next(found, 1.0)
+        for operand in operands:
+            here = operand.untyped_storage().data_ptr()
+            found = (f for x, f in reversed(self._scaled) if x.untyped_storage().data_ptr() == here)
+            factor *= next(found, 1.0)
         return factor
 
     def _fused(self, args: Any, kwargs: dict[str, Any]) -> None:

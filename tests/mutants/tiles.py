@@ -93,7 +93,7 @@ class ZerosBehind(Tiles):
     "TL-zeros",
     "The last tile is filled with keys of zeros, which nothing hides",
     killed_by=("attention.tiles",),
-    cause="padding of a block",
+    cause="more keys of score 0 take|one more key of score 0",
 )
 def zeros() -> Subject:
     return tiled(ZerosBehind, 128)

@@ -122,6 +122,8 @@ def _ladder(kernel: _Kernel) -> Iterator[tuple[str, Sizes]]:
         if masks:
             yield "where a mask and causal=True are given together", replace(square, causal=True, masked=True)
         yield from kernel.first_wrong("both", replace(square, causal=True), "with causal=True ")
+        if subject.fact("causal_alignment") == "top-left":
+            return  # where T and S differ its mask is another one than is measured here, by design
         yield "with causal=True and fewer queries than keys", replace(causal, queries=2, keys=6)
         yield from kernel.first_wrong("keys", causal, "with causal=True ")
         yield "with causal=True and more queries than keys", replace(causal, queries=6)

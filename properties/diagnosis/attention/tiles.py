@@ -16,6 +16,9 @@ from veriformer.properties.engine.violations import Violation
 _LENGTHS = (3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 129, 192, 256, 257, 320, 512, 513)
 """Tried one after another, up to the length that failed; what lies between a right and a wrong one is halved."""
 
+_LARGEST = 256
+"""Tiles of kernels are no larger; what begins beyond is another limit."""
+
 _SECONDS = 5.0
 """What it may take: a kernel of Python loops is left to others."""
 
@@ -107,7 +110,7 @@ class _Lengths:
             return f"right up to {last} {name}, wrong with {first}"
         beyond = f"wrong with {first}, right with multiples of {last}" if again else f"wrong from {first} on"
         # a mask moves with the lengths, and one key too many is seen from the second row of a tile on
-        is_tile = not self.failed.masked and (last & (last - 1)) == 0
+        is_tile = not self.failed.masked and (last & (last - 1)) == 0 and last <= _LARGEST
         return f"right up to {last} {name}, {beyond}" + f": a tile of {last}" * is_tile
 
     def _is_wrong(self, s: Situation) -> bool | None:

@@ -151,10 +151,7 @@ def _normalised(read: Read, sums: Tensor, rows: Tensor) -> str | None:
             count = (
                 "one more key of score 0 takes" if round(number) == 1 else f"{round(number)} more keys of score 0 take"
             )
-            return (
-                f"the weights of a row sum to {least}: {count} part in the softmax, without a value "
-                "(padding of a block that is not masked, or a sink)"
-            )
+            return f"the weights of a row sum to {least}: {count} part in the softmax, without a value"
     divisors = shown.exp().sum(-1) / sums
     if float(divisors.max() - divisors.min()) < 1e-6 * float(divisors.mean()):
         number = float(divisors.mean())
@@ -248,6 +245,8 @@ def _blocks(read: Read, ratio: Tensor, loose: float) -> str | None:
     sums = read.own.sum(-1)[read.allow.any(-1)]
     said = " and ".join(f"{a} to {b}" if a != b else f"{a}" for a, b in blocks[:3])
     summed = ", and a row's weights do not sum to 1" if float((sums - 1).abs().max()) > 1e-6 else ""
+    if repeated := _repeated(read, ratio, blocks):
+        return repeated
     return (
         f"keys {said} are weighed right among themselves and wrong beside one another{summed}: blocks of keys are "
         "merged with wrong factors (their maxima or log-sum-exps)"
@@ -288,3 +287,19 @@ def _formulas(read: Read) -> str | None:
     candidates += [(words, scores.masked_fill(~read.allow, -torch.inf).softmax(-1)) for words, scores in made]
     fitting = [words for words, wrong in candidates if read.agrees(read.own, wrong.nan_to_num(0.0))]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _repeated(read: Read, ratio: Tensor, blocks: list[tuple[int, int]]) -> str | None:
+    """Tell that some blocks of keys count several times: in every row that sees them all."""
+    rows = ratio[read.allow.all(-1)]
+    if not len(rows):
+        return None
+    own = torch.stack([rows[:, a] for a, _ in blocks], dim=-1)
+    times = own / own.amin(-1, keepdim=True)
+    whole = times.round()
+    if float((times - whole).abs().max()) > 1e-3 or float(whole.max()) < 2 or bool((whole != whole[:1]).any()):
+        return None
+    counted = [(a, b, int(n)) for (a, b), n in zip(blocks, whole[0].tolist(), strict=True) if n > 1]
+    return "; ".join(
+        f"keys {a} to {b} count {n} times" if b > a else f"key {a} counts {n} times" for a, b, n in counted
+    )
