@@ -190,9 +190,20 @@ def frequencies_are_geometric(case: Case) -> None:
         "the frequencies are not base^(-2i/K)",
         bound=bound,
         constants_allowed=True,
+        asks=None if case.subject.fact("base") else _another_base(angles[0], turned, bound),
         cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, case.config().d_head, base, bound),
     )
     case.witness()
+
+
+def _another_base(angles: Tensor, turned: int, bound: float) -> tuple[str, float] | None:
+    """Ask whether another base is meant, where one explains every frequency: released models have many."""
+    measured = angles[::2][: turned // 2]
+    if turned < 4 or not 0 < float(measured[-1]) < 1:
+        return None
+    base = float(f"{float(measured[-1]) ** (-turned / (turned - 2)):.3g}")
+    omega = base ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
+    return ("base", base) if float((measured - omega).abs().amax()) <= bound else None
 
 
 def _frequency_cause(angles: Tensor, turned: int, width: int, base: float, bound: float) -> str | None:
