@@ -32,6 +32,10 @@ In the other modes it is one: a tensor was kept from a call in inference mode.
 """
 
 
+_NO_KERNEL = ("No available kernel", "No viable backend")
+"""What torch raises where a chosen kernel is not made for these inputs: any other error of a backend is one."""
+
+
 class Caller:
     """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has."""
 
@@ -208,17 +212,17 @@ class Calling(Drawing):
 
     def _call_or_plainly(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
         """Call on a path; where that is one of its extras and raises, without them."""
-        special = path.layout or path.autocast or path.compiled or path.backend != "default"
-        is_extra = path is self._walking and special
+        is_extra = path is self._walking and (path.layout or path.autocast or path.compiled)
         try:
             return self._call_on(path, built, args, given)
         except SubjectError as problem:
             if path.mode == "inference" and _SAVES_FOR_BACKWARD in str(problem):
                 self._refused = True
                 return self._call_on(replace(path, mode="no_grad"), built, args, given)
-            if not is_extra:
+            has_no_kernel = path.backend != "default" and any(words in str(problem) for words in _NO_KERNEL)
+            if not (is_extra or has_no_kernel):
                 raise
-            self._refused = True  # judged by numerics.strided, .autocast, .compile, attention.backend-agreement
+            self._refused = True  # judged by numerics.strided, .autocast and .compile; not again by every property
             return self._call_on(Path(mask=path.mask, mode=path.mode), built, args, given)
 
     def _call_on(self, path: Path, built: Built, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:

@@ -90,12 +90,13 @@ def _reach_of(bench: Workbench) -> int:
         case = Case(bench, RandomDraws(0, {"reach": LONG}))
         stream = Stream(case, case.built(dtype=torch.float32))
         with bench.trying(stream.built) as tried:
-            return _longest(Stream(case, tried), claimed)
+            return longest_taken(Stream(case, tried), claimed)
     except SubjectError:
         return 0
 
 
-def _longest(stream: Stream, claimed: int) -> int:
+def longest_taken(stream: Stream, claimed: int) -> int:
+    """Return the longest sequence, of so many at most, that a subject takes; that length where it takes none at all."""
     if _takes(stream, claimed) or not _takes(stream, 2):
         return claimed
     works, raises = 2, claimed
