@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -53,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _status(words: list[str]) -> int:
     """Run a command; whatever ends it ends in a sentence."""
     try:
-        if any("\0" in word for word in words):
-            raise click.UsageError("an argument holds a character of code 0, which no name and no file has")
+        if any("\0" in word or not _is_of_the_system(word) for word in words):
+            raise click.UsageError("an argument holds a character that no name and no file has")
         with commands.make_context("veriformer", words) as context:
             status = commands.invoke(context)
         return status if isinstance(status, int) else 0
@@ -77,3 +78,10 @@ def _status(words: list[str]) -> int:
         told_of = f"{type(problem).__name__}: {problem} ({Path(last.filename).name}, line {last.lineno})"
         say(f"Error: veriformer itself failed: {told_of}; please report this", aside=True)
         return NOTHING_JUDGED
+
+
+def _is_of_the_system(word: str) -> bool:
+    try:
+        return bool(os.fsencode(word)) or not word
+    except UnicodeEncodeError:
+        return False

@@ -20,7 +20,7 @@ UNWRITTEN = 3
 """The exit status where all holds, and what was asked for could not be written."""
 
 _PLAIN = {"✓": "+", "✗": "x", "■": "#", "·": ".", "–": "-", "—": "-", "−": "-", "×": "x", "∞": "inf", "≤": "<=",
-          "≥": ">=", "…": "...", "²": "^2", "‖": "||", "√": "sqrt"}  # fmt: skip
+          "≥": ">=", "…": "...", "²": "^2", "‖": "||", "√": "sqrt", "─": "-", "━": "-", "│": "|", "’": "'"}  # fmt: skip
 _SPELLED = "veriformer.spelled"
 
 
@@ -41,14 +41,23 @@ class Stream:
     Attributes:
         stream: where the text goes; None where Python found the descriptor closed.
         problem: why it could not be written, or None.
+        encoding: of what it takes, whatever the stream has.
     """
+
+    encoding = "utf-8"
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.problem: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write what the encoding has, and spell what it has not."""
+        """Write what the encoding has, and spell what it has not.
+
+        Raises:
+            TypeError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text is required, not {type(text).__name__}")
         name = getattr(self.stream, "encoding", None)
         with self._noted():
             self.stream.write(text.encode(name, _SPELLED).decode(name) if name else text)

@@ -59,15 +59,15 @@ def records_of(stack: Stack, log: Log) -> list[dict[str, Any]]:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    "accuracy": (int, float), "loss": (int, float, type(None)), "calibration_error": (int, float, type(None)),
-    "loss_area": (int, float, type(None)), "max_loss": (int, float, type(None)), "spikes": (int,),
-    "diverged": (str, type(None)), "steps_to_95": (int, type(None)), "lengths": (dict,), "curves": (dict,),
-    "checks": (dict,),
+    **dict.fromkeys(("accuracy", "seconds"), (int, float)),
+    **dict.fromkeys(("loss", "calibration_error", "loss_area", "max_loss"), (int, float, type(None))),
+    "spikes": (int,), "stack": (int,), "diverged": (str, type(None)), "steps_to_95": (int, type(None)),
+    "lengths": (dict,), "curves": (dict,), "checks": (dict,),
 }  # fmt: skip
 
 
 def is_whole(record: dict[str, Any]) -> bool:
-    """Whether a stored record has all that `records_of` writes, each of its kind."""
+    """Whether a stored record has all that training writes, each of its kind."""
     return all(type(record.get(name, ...)) in kinds for name, kinds in _KINDS.items())
 
 

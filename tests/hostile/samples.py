@@ -11,7 +11,7 @@ from typing import Any
 
 from veriformer.ablations.execution.store import Store
 
-NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x1b]0;own\x07\u202e\x9b2J\ud800"
+NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x1b]0;own\x07\u202e\x9b2J\udc80"
 """Markup, commands to a terminal, a change of direction, half a character."""
 
 SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": [], "call_seconds": 30.0, "named": []}
