@@ -195,6 +195,7 @@ def _in_half_precision(case: Case, built: Built, peak: float, at: int) -> None:
         if not _weights(case, built, rows, (3,), -1, right, kinds):
             return
         right = width
+    _gradient_in_half(case, built, dtype)
 
 
 def _gradient(case: Case, built: Built, rows: Tensor) -> None:
@@ -224,6 +225,38 @@ def _gradient(case: Case, built: Built, rows: Tensor) -> None:
         bound=(2 * (error + summing)).expand_as(got),
         asks=("half_precision", False) if rows.dtype in _HALVES else None,
         cause=lambda: _gradient_cause(case, built, rows.dtype, width),
+    )
+
+
+def _gradient_in_half(case: Case, built: Built, dtype: torch.dtype) -> None:
+    """Compare the gradient of a row of nearly equal scores along what it is multiplied with, 1 and 3 in turn.
+
+    A weight, its product with g and what is taken off are stored, by 4 eps together, so each entry errs by
+    4 eps w (|g| + s), s = sum w g; s by 2 eps of itself in a sum of float32, and by 2 log S eps where weights are
+    exp(x - log sum), which rounds them all alike. Where the maximum is not detached what all entries err by remains at
+    it. A sum in the dtype itself ends at 256 or 2048 terms.
+    """
+    width = _IN_HALF[-1]
+    leaf = (case.normal(1, width, dtype=torch.float64) / 8).to(dtype).requires_grad_()
+    probe = (2 + (-1.0) ** torch.arange(width, device=leaf.device)).to(dtype)[None]
+    try:
+        weights = _call(case, built, leaf)
+        if not weights.requires_grad:
+            return
+        (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
+    except (SubjectError, RuntimeError):
+        return
+    exact, wide = softmax_oracle(leaf), probe.double().cpu()
+    mean = (exact.cpu() * wide).sum(-1, keepdim=True)
+    moved = 4 * epsilon(dtype) * exact.cpu() * (wide + mean)
+    summing = ((2 + 2 * math.log(width)) * epsilon(dtype) + width * epsilon(torch.float32)) * mean
+    case.close(
+        (got.double().cpu() * wide).sum(-1),
+        (exact.cpu() * (wide - mean) * wide).sum(-1),
+        f"the gradient of rows of {width} scores{_in(dtype)} is not that of softmax",
+        bound=float(moved.sum() * wide.max() + (summing * mean).sum()),
+        asks=("half_precision", False),
+        constants_allowed=True,
     )
 
 

@@ -147,13 +147,14 @@ class Tiling:
     Attributes:
         case: that it is called for.
         built: its model.
+        has_weights: whether that has parameters, and so sizes of its own.
     """
 
     def __init__(self, case: Case, built: Built) -> None:
         self.case = case
         self.built = built
         module = built.module
-        self._own = isinstance(module, nn.Module) and next(module.parameters(), None) is not None
+        self.has_weights = isinstance(module, nn.Module) and next(module.parameters(), None) is not None
         fact = case.subject.fact
         self._window, self._sinks, self._cap = fact("window"), fact("sink_tokens", 0), fact("soft_cap")
         self._alignment: str | None = None
@@ -162,7 +163,7 @@ class Tiling:
         """Return the situation with the sizes of a kernel with parameters; None where it cannot be."""
         if max(s.queries, s.keys) > self.case.subject.fact("max_len", 1 << 30):
             return None
-        if not self._own:
+        if not self.has_weights:
             return s
         config = self.built.config
         groups = config.num_key_value_heads if s.groups else 0
