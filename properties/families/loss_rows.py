@@ -20,13 +20,13 @@ from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 
-TOKENS = (1, 5, 64, 65, 129, 1000)
+TOKENS = (1, 5, 64, 65, 129, 1030)
 """Fewer than a chunk of the usual sizes, one chunk, one token more, and many."""
 
 VOCABULARIES = (1000, 4099, 32_001, 50_000)
 """As large as those of released models, and no whole numbers of blocks."""
 
-_EMPTY = {65: ((0, 64),), 1000: ((64, 192), (960, 1000))}
+_EMPTY = {65: ((0, 64),), 1030: ((64, 192), (960, 1024))}
 """By the number of tokens, those whose labels are not counted: whole chunks, the first, one in the middle, the last."""
 
 _PEAK = 12.0

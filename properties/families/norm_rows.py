@@ -91,7 +91,7 @@ def sums_do_not_stick(case: Case) -> None:
         low = at_width(case, dtype, _WIDE)
         if low is None:
             return
-        turns = (-1.0) ** torch.arange(_WIDE)
+        turns = 1.0 - 2 * (torch.arange(_WIDE) % 2)
         x = turns.to(case.bench.device) + 0.25 + case.normal(1, 2, _WIDE, dtype=torch.float64) / 8
         x[:, 1] *= 8
         try:

@@ -31,11 +31,11 @@ class Tiles(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        self.dtype = q.dtype
+        self.given = q.dtype
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
         k, v = (self.grown(x, q.shape[1] // x.shape[1]) for x in (k, v))
         out: Tensor = _Joined.apply(self, q, k, v, attention_mask, causal)  # type: ignore[no-untyped-call]
-        return out.to(self.dtype)
+        return out.to(self.given)
 
     def grown(self, x: Tensor, repeats: int) -> Tensor:
         return x.repeat_interleave(repeats, 1)

@@ -34,9 +34,10 @@ def tile_opinion(case: Case, problem: Violation) -> str | None:
     measured = _Lengths(tiling, failed, part).told()
     if measured is None:
         return None
-    told = _without_length(kernel_opinion(case, problem) or "", kernel_condition(case, problem) or "")
-    if part and not told:
+    if part:  # its output is right there: the weights that it uses are too
         told = (gradient_opinion(case, problem) or "").partition("; right up to ")[0]
+    else:
+        told = _without_length(kernel_opinion(case, problem) or "", kernel_condition(case, problem) or "")
     return f"{measured}; {told}" if told else measured
 
 
