@@ -76,6 +76,8 @@ def print_report(
             console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
         if told := reach(subject):
             console.print(Text(f"    reach: {told}", style="dim"))
+        for reason, ids in left_out(subject).items():
+            console.print(Text(f"    not reached: {reason} ({', '.join(ids)})", style="yellow"))
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
@@ -108,6 +110,19 @@ def reach(subject: Mapping[str, Any]) -> str:
         claimed = f" of {subject['facts']['max_len']}" if name == "T" and "max_len" in subject["facts"] else ""
         told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
     return " · ".join(told)
+
+
+def left_out(subject: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what properties that hold did not look at, each reason with their ids.
+
+    >>> left_out({"results": [{"id": "a.b", "outcome": "PASS", "reason": "stopped after 3 examples"}]})
+    {'stopped after 3 examples': ['a.b']}
+    """
+    told: dict[str, list[str]] = {}
+    for result in subject["results"]:
+        if result["outcome"] == "PASS" and result["reason"]:
+            told.setdefault(result["reason"], []).append(result["id"])
+    return told
 
 
 def _ids(asked: Sequence[Mapping[str, Any]]) -> str:

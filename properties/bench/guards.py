@@ -21,6 +21,27 @@ class SubjectTimeoutError(BaseException):
     """One call of the subject took longer than the limit. A BaseException, so that no search catches it."""
 
 
+_WAITING = 40.0
+"""Seconds that a busy machine, or a subject that waits, may take beside what is granted."""
+
+
+class Allowance:
+    """An amount of work, in seconds of this thread's processor: a busy machine does not use it up.
+
+    Args:
+        seconds: of the processor; by the clock it is spent 40 s later at the latest, for what waits uses none.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.thread_time() + seconds
+        self._clock = time.perf_counter() + seconds + _WAITING
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is used up."""
+        return time.thread_time() > self._until or time.perf_counter() > self._clock
+
+
 def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Any:
     """Return `function(*args, **kwargs)`.
 

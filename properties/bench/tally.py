@@ -23,6 +23,7 @@ class Tally:
         subject_seconds: spent inside the subject.
         calls: of the subject.
         given_up: reasons for which cases were given up before anything was compared.
+        left_out: what a property did not look at though it speaks of it, and why, in words.
         reach: by the name of a size, its smallest and largest value that was called with; words (dtypes) as a list.
     """
 
@@ -36,6 +37,7 @@ class Tally:
     subject_seconds: float = 0.0
     calls: int = 0
     given_up: set[str] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
     reach: dict[str, list[Any]] = field(default_factory=dict)
 
     def note(self, error: float, tolerance: float) -> None:

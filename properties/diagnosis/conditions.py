@@ -5,10 +5,9 @@ No cause, but where to look: `fails wherever T >= 5`. Told only if one size or o
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import Allowance, SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws, RejectedError
@@ -47,11 +46,11 @@ def condition_of(prop: Property, case: Case) -> str | None:
 def _judged(prop: Property, case: Case) -> list[tuple[dict[str, Any], bool]]:
     """Judge cases drawn anew; what each drew, and whether it failed. Nothing where time ends: no words by chance."""
     bench, rows = case.bench, []
-    end = time.perf_counter() + bench.settings.effort.property_seconds
+    allowance = Allowance(bench.settings.effort.property_seconds)
     kept, bench.tally = bench.tally, Tally()
     try:
         for seed in range(_CASES):
-            if time.perf_counter() > end:
+            if allowance.is_spent:
                 return []
             drawn = Case(bench, RandomDraws(seed, {}))
             try:

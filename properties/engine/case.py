@@ -47,6 +47,10 @@ class Case(Calling):
         """Count that the premise of the property really held here."""
         self.bench.tally.witnesses += 1
 
+    def leave_out(self, what: str) -> None:
+        """Say what was not looked at though the property speaks of it, and why; it stands in the report."""
+        self.bench.tally.left_out.add(what)
+
     def tolerance(self, built: Built | None = None) -> float:
         """Return the relative tolerance measured for the model called last (or for `built`)."""
         chosen = built or self._built

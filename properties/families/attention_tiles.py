@@ -11,10 +11,11 @@ from veriformer.properties.diagnosis.attention.tiling import PARTS, Judged, Situ
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.attention_halves import sums_do_not_stick
 from veriformer.properties.subject.paths import DEFAULT, Path
 
-_SECONDS = 3.0
-"""What the calls of one case may take, as foreseen: a kernel of Python loops is called in shorter situations alone."""
+_WORK = 3e10
+"""Multiplications of one case: a kernel of Python loops, whose steps count as many, is called in few situations."""
 
 
 @holds(
@@ -37,21 +38,24 @@ def long_sequences_follow_the_definition(case: Case) -> None:
     """A kernel that works in tiles of 16 to 256 has one of them at the lengths of other properties: how tiles are
     joined is seen at several. Each head of a sample has scores of another course (`profiled`): later tiles have larger
     maxima, or smaller; one key stands beyond the last full tile, or many; masks empty tiles and begin inside of one;
-    there are as many queries as keys, fewer and more. What a kernel refuses by raising it is not held to, and one that
-    would take seconds is called in shorter situations alone.
+    there are as many queries as keys, fewer and more. What a kernel refuses by raising it is not held to. How much
+    work a situation is follows from its sizes and the operations that small calls take, not from a clock; what would be
+    too much is left out, which the report says. In half precision thousands of equal terms are summed, which
+    stick in a sum of that dtype.
     """
     built = case.built()
     tiling = Tiling(case, built)
-    spent, compared = 0.0, 0
+    left, compared, beyond = _WORK, 0, []
     for plain in planned(case):
         s = tiling.fitted(plain)
         if s is None or (s.causal and s.queries != s.keys and not _aligned(case, tiling)):
             continue
         with off_the_record(case):
             foreseen = tiling.foreseen(s)
-        if spent + foreseen > _SECONDS:
+        if foreseen > left:
+            beyond.append(s)
             continue
-        spent += foreseen
+        left -= foreseen
         for path in _paths(case, s):
             case.path = str(path)
             try:
@@ -61,8 +65,14 @@ def long_sequences_follow_the_definition(case: Case) -> None:
             compared += 1
             _compare(case, s, judged, tiling)
         case.path = ""
+    sums_do_not_stick(case, tiling, left)
     if not compared:
-        case.does_not_apply("it refuses all of these lengths, or takes seconds for them")
+        case.does_not_apply("it refuses all of these lengths, or loops over them in many small steps")
+    if beyond:
+        least = min(beyond, key=lambda s: s.queries * s.keys)
+        case.leave_out(
+            f"{len(beyond)} kinds of calls, from {least.queries} queries and {least.keys} keys on: too many small steps"
+        )
     case.witness()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.bench.watches import DispatchWatch
+from veriformer.properties.bench.watches import DispatchWatch, WorkWatch
 from veriformer.properties.causes.structure import beside_the_textbook, off_the_record
 from veriformer.properties.definitions.flops import COUNTED, Flops, possible_flops, why_unknown
 from veriformer.properties.engine.calling import Caller
@@ -26,6 +25,9 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
+
+_MOST_WORK = 7e10
+"""Multiplications of a call at T = 512: where it would be more a quarter of that length is called."""
 
 _VASWANI = "Vaswani et al. 2017, table 1; a multiply-add is two operations."
 
@@ -264,16 +266,18 @@ def largest_made(run: Callable[[], object]) -> Tensor:
 )
 def memory_grows_as_declared(case: Case) -> None:
     """At T = 256 and 512, where a score matrix outgrows everything else by far; at shorter ones where a longest length
-    is known, or a call at T = 64 foretells seconds. A kernel that was to be fused and falls back to scores in full is
-    caught here, long before memory runs out.
+    is known, or the steps of a call at T = 64 foretell too much work. A kernel that was to be fused and falls back to
+    scores in full is caught here, long before memory runs out.
     """
     built = case.built(dtype=torch.float32)
-    run, started = _call(case, built, 1, 64), time.perf_counter()
+    run = _call(case, built, 1, 64)
     if (limit := case.subject.fact("max_len", 512)) < 128:
         case.does_not_apply(f"max_len = {limit} is too short for a score matrix to outgrow the rest")
-    run()
-    foreseen = (time.perf_counter() - started) * 8**2  # at T = 512
-    longest = min(limit, 512 if foreseen < case.bench.settings.call_seconds / 4 else 128)
+    with off_the_record(case), WorkWatch() as watch:
+        run()
+    parameters = built.module.parameters() if isinstance(built.module, torch.nn.Module) else ()
+    foreseen = watch.work * 8**2 + 512 * sum(p.numel() for p in parameters)  # at T = 512
+    longest = min(limit, 512 if foreseen < _MOST_WORK else 128)
     sizes = [case.apply(largest_made, _call(case, built, 1, length)) for length in (longest // 2, longest // 2 * 2)]
     ratio = sizes[1] / sizes[0].clamp(min=1)
     linear = case.subject.fact("memory") == "linear"

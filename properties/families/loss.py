@@ -18,6 +18,7 @@ from veriformer.properties.diagnosis.losses import where_a_loss_is_wrong
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.loss_halves import sums_do_not_stick
 from veriformer.properties.families.loss_rows import every_chunk_counts
 from veriformer.properties.formulas.losses import accumulation_cause, loss_cause
 from veriformer.properties.subject.subject import Subject
@@ -103,6 +104,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         expected="another number",
     )
     every_chunk_counts(case, built, partial(_cause, case, built))
+    sums_do_not_stick(case, built)
     case.witness()
 
 

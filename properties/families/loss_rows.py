@@ -20,13 +20,13 @@ from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 
-TOKENS = (1, 5, 64, 65, 129, 1000)
+TOKENS = (1, 5, 64, 65, 129, 1030)
 """Fewer than a chunk of the usual sizes, one chunk, one token more, and many."""
 
 VOCABULARIES = (1000, 4099, 32_001, 50_000)
 """As large as those of released models, and no whole numbers of blocks."""
 
-_EMPTY = {65: ((0, 64),), 1000: ((64, 192), (960, 1000))}
+_EMPTY = {65: ((0, 64),), 1030: ((64, 192), (960, 1024))}
 """By the number of tokens, those whose labels are not counted: whole chunks, the first, one in the middle, the last."""
 
 _PEAK = 12.0
@@ -86,7 +86,7 @@ def _long(
     """Return logits and labels of so many tokens that are to be predicted, without the labels of whole chunks."""
     size, shift = built.config.vocab_size, _shift(case)
     logits = torch.randn(1, tokens + shift, size, generator=generator, dtype=torch.float64)
-    labels = _that_count(case, torch.randint(0, size, (1, tokens + shift), generator=generator))
+    labels = that_count(case, torch.randint(0, size, (1, tokens + shift), generator=generator))
     for start, end in empty:
         labels[:, start + shift : end + shift] = _ignore(case)
     return logits.to(case.bench.device, built.dtype), labels.to(case.bench.device)
@@ -103,11 +103,11 @@ def _wide(built: Built, generator: torch.Generator, case: Case) -> tuple[Tensor,
     logits = torch.randn(1, len(wanted) + shift, size, generator=generator, dtype=torch.float64)
     foretold = torch.where(torch.arange(len(wanted)) % 2 == 0, wanted, size - 1 - wanted)
     logits[0, torch.arange(len(wanted)), foretold] += _PEAK
-    labels = _that_count(case, torch.cat([wanted[:shift], wanted])[None])
+    labels = that_count(case, torch.cat([wanted[:shift], wanted])[None])
     return logits.to(case.bench.device, built.dtype), labels.to(case.bench.device)
 
 
-def _that_count(case: Case, labels: Tensor) -> Tensor:
+def that_count(case: Case, labels: Tensor) -> Tensor:
     """Return labels of which each counts: without 0 where it may be that of the padding, which nobody declared."""
     hidden = case.subject.fact("ignore_index", 0)
     return torch.where(labels == hidden, hidden + 1 if hidden < 2 else hidden - 1, labels)

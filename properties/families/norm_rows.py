@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ _FAR = 100.0
 
 _MANY = 500
 """Operations of a call: a loop over the channels in Python, which takes seconds where they are many."""
+
+_WIDE = 4097
+"""Channels of a norm in half precision: a sum of more than 2048 equal terms sticks in both of its dtypes."""
 
 _TOLD = (
     "of ordinary channels",
@@ -71,6 +76,58 @@ def every_block_of_channels_counts(case: Case, built: Built, centred: bool) -> N
             cause=lambda right=right, width=width: _cause(case, built.dtype, centred, right, width),  # type: ignore[misc]
         )
         right = width
+
+
+def sums_do_not_stick(case: Case) -> None:
+    """Compare a norm of 4097 channels in half precision with the same in float64.
+
+    A norm may store each step in the dtype, ten of them, by u of the largest output each; a sum of 4097 squares that
+    stops growing at 256 terms in bfloat16, at 2048 in float16, leaves a deviation that is a quarter, or 0.7, of it.
+
+    Args:
+        case: of `norm.half-precision`.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        low = at_width(case, dtype, _WIDE)
+        if low is None:
+            return
+        turns = 1.0 - 2 * (torch.arange(_WIDE) % 2)
+        x = turns.to(case.bench.device) + 0.25 + case.normal(1, 2, _WIDE, dtype=torch.float64) / 8
+        x[:, 1] *= 8
+        try:
+            got = case.call(low, x.to(dtype))
+            wide = replace(case.copy_of(low), dtype=torch.float64)
+            case.apply(widen, wide.module)
+            expected = case.call(wide, x.to(dtype).double())
+        except SubjectError:
+            continue
+        name = str(dtype).removeprefix("torch.")
+        case.close(
+            got.double(),
+            expected.detach().double(),
+            f"in {name} the norm of {_WIDE} channels is not that of float64",
+            bound=(5 * epsilon(dtype) * expected.detach().double().abs().amax(-1, keepdim=True)).expand_as(expected),
+            asks=("half_precision", False),
+            cause=lambda got=got, expected=expected, name=name: _stuck(got, expected, name),  # type: ignore[misc]
+        )
+
+
+def widen(module: torch.nn.Module) -> None:
+    """Turn a model's numbers into float64: a step for `Calling.apply`."""
+    module.double()
+
+
+def _stuck(got: Tensor, expected: Tensor, name: str) -> str | None:
+    """Say at how many terms the sum of squares ends, where outputs are all too large by one factor."""
+    ratios = (got.detach().double() / expected.detach().double()).flatten()
+    ratios = ratios[ratios.isfinite()]
+    factor = float(ratios.median())
+    if factor < 1.1 or float((ratios - factor).abs().median()) > 0.1 * factor:
+        return None
+    terms = _WIDE / factor**2
+    return (
+        f"outputs are {factor:.3g} times as large: the sum of squares ends at {terms:.0f} terms, as one in {name} does"
+    )
 
 
 def at_width(case: Case, dtype: torch.dtype, width: int) -> Built | None:

@@ -14,7 +14,7 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.norm_rows import at_width, every_block_of_channels_counts
+from veriformer.properties.families.norm_rows import at_width, every_block_of_channels_counts, sums_do_not_stick
 from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.probes.norms import NormModel, is_centred, read_off
 
@@ -250,7 +250,7 @@ def a_constant_token_is_finite(case: Case) -> None:
 
 @holds(
     "norm.half-precision",
-    statement="Large float16 inputs do not overflow inside.",
+    statement="Large float16 inputs do not overflow inside, and sums over wide tokens do not stick in half precision.",
     formula="|x| <= 6e4 in float16  =>  |f(x)| < inf and f(x) = f(x / 2^8)",
     source="6e4 squared is 3.6e9, beyond float16's 65504: the mean square needs float32 (Zhang & Sennrich code, T5).",
     kinds=_KIND,
@@ -264,6 +264,7 @@ def float16_does_not_overflow(case: Case) -> None:
     input, overflows at a mean square of 6e4: activations of released models reach that, so whoever did not say for
     which numbers the layer is meant is asked.
     """
+    sums_do_not_stick(case)
     _does_not_overflow(case, case.built(dtype=torch.float16))
     wide = at_width(case, torch.float16, 1025)  # where sums are kept block by block
     if wide is not None:

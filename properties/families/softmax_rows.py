@@ -48,6 +48,9 @@ _DERIVED = (0, 3, 4, 6, 11)
 _BLOCK = 16
 """The smallest block that is thought of: what stands in each of these stands in every larger block."""
 
+_MANY_ROWS = 1030
+"""More than the programs of a grid that somebody took for enough, and no whole number of blocks."""
+
 _OTHER_AXES = {3: (3, 4), 4: (2, 3, 2), 5: (2, 1, 3, 2)}
 _FEW_AXES = {3: (1, 2), 4: (1, 2, 1), 5: (1, 1, 2, 1)}
 _HALVES = (torch.float16, torch.bfloat16)
@@ -132,6 +135,9 @@ def every_block_counts(case: Case) -> None:
         _in_half_precision(case, built, peak, at)
     for width in (case.choice("S", (17, 65, 257)), taken):
         _gradient(case, built, placed(ordinary[: len(_DERIVED), :width], peak, at, _DERIVED))
+    many = ordinary.flatten()[: _MANY_ROWS * 9].reshape(_MANY_ROWS, 9)
+    if _weights(case, built, many, (_MANY_ROWS,), -1, 0, ()):
+        _gradient(case, built, many)
     case.witness()
 
 
@@ -157,9 +163,10 @@ def _weights(
         others: sizes of the other axes, R in all.
         dim: place of the axis.
         right: the length below at which the weights were right; 0 if there is none.
-        kinds: of the rows.
+        kinds: of the rows; none where they are ordinary ones.
     """
     width = rows.shape[-1]
+    of = f"{len(rows)} rows" if not kinds else "rows"
     scores = rows.reshape(*others, width).movedim(-1, dim).contiguous()
     try:
         got = _call(case, built, scores, dim)
@@ -170,10 +177,10 @@ def _weights(
     case.close(
         got.movedim(dim, -1).reshape(rows.shape),
         exact.to(got.device),
-        f"in rows of {width} scores{_in(rows.dtype)} a weight is not that of float64",
+        f"in {of} of {width} scores{_in(rows.dtype)} a weight is not that of float64",
         bound=long_row_bound(rows, exact, rows.dtype),
         constants_allowed=True,
-        cause=lambda: _cause(case, built, rows.dtype, right, width, kinds),
+        cause=lambda: _cause(case, built, rows.dtype, right, width, kinds) if kinds else _rows_cause(case, built, rows),
         asks=("half_precision", False) if half else None,
     )
     return True
@@ -195,6 +202,7 @@ def _in_half_precision(case: Case, built: Built, peak: float, at: int) -> None:
         if not _weights(case, built, rows, (3,), -1, right, kinds):
             return
         right = width
+    _gradient_in_half(case, built, dtype)
 
 
 def _gradient(case: Case, built: Built, rows: Tensor) -> None:
@@ -220,10 +228,46 @@ def _gradient(case: Case, built: Built, rows: Tensor) -> None:
     case.close(
         got,
         (exact * (wide - mean)).to(got.device),
-        f"the gradient of rows of {width} scores is not that of softmax",
+        f"the gradient of {len(rows)} rows of {width} scores is not that of softmax",
         bound=(2 * (error + summing)).expand_as(got),
         asks=("half_precision", False) if rows.dtype in _HALVES else None,
-        cause=lambda: _gradient_cause(case, built, rows.dtype, width),
+        cause=lambda: (
+            _gradient_cause(case, built, rows.dtype, width)
+            if len(rows) < _MANY_ROWS
+            else _rows_cause(case, built, rows, probe)
+        ),
+    )
+
+
+def _gradient_in_half(case: Case, built: Built, dtype: torch.dtype) -> None:
+    """Compare the gradient of a row of nearly equal scores along what it is multiplied with, 1 and 3 in turn.
+
+    A weight, its product with g and what is taken off are stored, by 4 eps together, so each entry errs by
+    4 eps w (|g| + s), s = sum w g; s by 2 eps of itself in a sum of float32, and by 2 log S eps where weights are
+    exp(x - log sum), which rounds them all alike. Where the maximum is not detached what all entries err by remains at
+    it. A sum in the dtype itself ends at 256 or 2048 terms.
+    """
+    width = _IN_HALF[-1]
+    leaf = (case.normal(1, width, dtype=torch.float64) / 8).to(dtype).requires_grad_()
+    probe = (3 - 2 * (torch.arange(width, device=leaf.device) % 2)).to(dtype)[None]
+    try:
+        weights = _call(case, built, leaf)
+        if not weights.requires_grad:
+            return
+        (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
+    except (SubjectError, RuntimeError):
+        return
+    exact, wide = softmax_oracle(leaf), probe.double().cpu()
+    mean = (exact.cpu() * wide).sum(-1, keepdim=True)
+    moved = 4 * epsilon(dtype) * exact.cpu() * (wide + mean)
+    summing = ((2 + 2 * math.log(width)) * epsilon(dtype) + width * epsilon(torch.float32)) * mean
+    case.close(
+        (got.double().cpu() * wide).sum(-1),
+        (exact.cpu() * (wide - mean) * wide).sum(-1),
+        f"the gradient of rows of {width} scores{_in(dtype)} is not that of softmax",
+        bound=float(moved.sum() * wide.max() + (summing * mean).sum()),
+        asks=("half_precision", False),
+        constants_allowed=True,
     )
 
 
@@ -289,6 +333,25 @@ def _stuck(case: Case, built: Built, dtype: torch.dtype) -> str | None:
     if sums[0] != sums[1] or sums[0] > 0.9 * _IN_HALF[-1]:
         return None
     return f"the sum of equal terms stops growing at {sums[0]:g}: it is kept in the dtype of the scores, not in float32"
+
+
+def _rows_cause(case: Case, built: Built, rows: Tensor, probe: Tensor | None = None) -> str | None:
+    """Say from how many rows on some have other weights than by themselves; with `probe`, another gradient."""
+
+    def of(some: Tensor, along: Tensor | None) -> Tensor:
+        leaf = some.detach().clone().requires_grad_(along is not None)
+        weights = _call(case, built, leaf)
+        return weights if along is None else torch.autograd.grad((weights * along).sum(), leaf)[0]
+
+    with off_the_record(case):
+        parts = range(0, len(rows), 8)
+        alone = torch.cat([of(rows[n : n + 8], None if probe is None else probe[n : n + 8]) for n in parts])
+
+        def is_wrong(count: int) -> bool:
+            together = of(rows[:count], None if probe is None else probe[:count])
+            return not bool(((together - alone[:count]).abs() <= 64 * epsilon(rows.dtype)).all())
+
+        return wrong_lengths(is_wrong, 0, len(rows), "rows")
 
 
 def _gradient_cause(case: Case, built: Built, dtype: torch.dtype, wrong: int) -> str | None:

@@ -64,8 +64,8 @@ def searched(prop: Property, bench: Workbench, *, is_brief: bool = False) -> Res
         if is_brief and found is not None and isinstance(found.problem, Violation):
             return Result(prop.id, prop.level, r.FAIL, found.problem.headline, examples=bench.tally.examples)
         return of(prop, bench.tally, found)
-    except BudgetSpent:
-        return _out_of_time(prop, bench)
+    except BudgetSpent as problem:
+        return _out_of_time(prop, bench, str(problem))
     except NotSpokenOfError as problem:
         return does_not_apply(prop, str(problem))
     except SubjectTimeoutError as problem:
@@ -122,7 +122,7 @@ def _of_nothing_found(tally: Tally) -> tuple[str, str]:
             r.VACUOUS,
             f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown",
         )
-    return r.PASS, ""
+    return r.PASS, "; ".join(sorted(tally.left_out))
 
 
 def _of_problem(problem: BaseException) -> tuple[str, str]:
@@ -137,11 +137,11 @@ def _of_problem(problem: BaseException) -> tuple[str, str]:
     return r.ERROR, f"the check itself raised {told} (please report this)"
 
 
-def _out_of_time(prop: Property, bench: Workbench) -> Result:
+def _out_of_time(prop: Property, bench: Workbench, before: str = "") -> Result:
     if not bench.tally.examples:
         seconds = bench.settings.effort.property_seconds
         return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")
     result = of(prop, bench.tally, None)
     if result.outcome == r.PASS:
-        result.reason = f"stopped after {bench.tally.examples} examples: the time for one property was over"
+        result.reason = f"stopped after {bench.tally.examples} examples{before}: the time for one property was over"
     return result

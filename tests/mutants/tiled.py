@@ -19,7 +19,7 @@ class Tiles(nn.Module):
     """Attention in tiles of queries and keys, forward and backward; to be changed by overriding one method.
 
     Args:
-        block: keys, and queries, of a tile.
+        block: keys, and queries, of a tile; sums run in float32 at least.
         window: keys that a query sees under causal=True, its own among them; None: all before it.
     """
 
@@ -31,8 +31,11 @@ class Tiles(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
+        self.given = q.dtype
+        q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
         k, v = (self.grown(x, q.shape[1] // x.shape[1]) for x in (k, v))
-        return _Joined.apply(self, q, k, v, attention_mask, causal)  # type: ignore[no-any-return, no-untyped-call]
+        out: Tensor = _Joined.apply(self, q, k, v, attention_mask, causal)  # type: ignore[no-untyped-call]
+        return out.to(self.given)
 
     def grown(self, x: Tensor, repeats: int) -> Tensor:
         return x.repeat_interleave(repeats, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,45 @@ def test_a_kernel_of_no_length_at_all_is_not_spoken_of() -> None:
     result = judged(subject_of(refuses))
     assert result.outcome == NOT_APPLICABLE
     assert "refuses" in result.reason
+
+
+def number_by_number(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Sum each row in a loop of torch."""
+    rows = []
+    for row in _shown(q, k, mask, causal).flatten(0, 2):
+        top, total = row.amax(), torch.zeros_like(row[0])
+        for score in row:
+            total = total + (score - top.clamp(min=-1e30)).exp()
+        rows.append((row - top.clamp(min=-1e30)).exp() / total.clamp(min=1e-30))
+    return torch.stack(rows).view(*q.shape[:3], -1) @ v
+
+
+def numbers_in_python(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Sum each row in a loop of Python, which calls no operation of torch."""
+    scores, rows = _shown(q, k, mask, causal).detach().double(), []
+    for row in scores.flatten(0, 2).tolist():
+        terms, total = [], 0.0
+        for score in row:
+            terms.append(math.exp(score - max(row[0], row[-1], -1e30) - 10))
+            total += terms[-1]
+        rows.append([term / max(total, 1e-300) for term in terms])
+    return torch.tensor(rows, dtype=q.dtype).view(scores.shape) @ v.detach()
+
+
+@pytest.mark.parametrize("kernel", [number_by_number, numbers_in_python])
+def test_what_is_too_much_work_is_left_out_and_said_whatever_the_clock(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for factor in (1.0, 50.0):  # a machine that is fifty times as slow
+        clock = time.perf_counter
+        monkeypatch.setattr(time, "perf_counter", lambda clock=clock, factor=factor: clock() * factor)
+        result = judged(subject_of(kernel))
+        assert result.outcome == PASS, result.reason
+        assert "kinds of calls, from" in result.reason
+        told.append((result.reason, result.margin, result.reach))
+        monkeypatch.undo()
+    assert told[0] == told[1]
 
 
 def test_the_size_of_a_tile_is_said_where_it_was_measured() -> None:

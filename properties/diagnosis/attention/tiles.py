@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,8 +18,8 @@ _LENGTHS = (3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 96, 128, 129,
 _LARGEST = 256
 """Tiles of kernels are no larger; what begins beyond is another limit."""
 
-_SECONDS = 5.0
-"""What it may take: a kernel of Python loops is left to others."""
+_WORK = 5e10
+"""Multiplications that it may take: a kernel of Python loops is left to others."""
 
 
 def tile_opinion(case: Case, problem: Violation) -> str | None:
@@ -35,9 +34,10 @@ def tile_opinion(case: Case, problem: Violation) -> str | None:
     measured = _Lengths(tiling, failed, part).told()
     if measured is None:
         return None
-    told = _without_length(kernel_opinion(case, problem) or "", kernel_condition(case, problem) or "")
-    if part and not told:
+    if part:  # its output is right there: the weights that it uses are too
         told = (gradient_opinion(case, problem) or "").partition("; right up to ")[0]
+    else:
+        told = _without_length(kernel_opinion(case, problem) or "", kernel_condition(case, problem) or "")
     return f"{measured}; {told}" if told else measured
 
 
@@ -72,7 +72,7 @@ class _Lengths:
         self.tiling = tiling
         self.failed = failed
         self.part = part
-        self.until = time.perf_counter() + _SECONDS
+        self.left = _WORK
 
     def told(self) -> str | None:
         """Say where it begins to be wrong; nothing where it is wrong at once, or at no shorter length."""
@@ -114,8 +114,9 @@ class _Lengths:
         return f"right up to {last} {name}, {beyond}" + f": a tile of {last}" * is_tile
 
     def _is_wrong(self, s: Situation) -> bool | None:
-        """Tell whether it is; None where it refuses, or time is over."""
-        if time.perf_counter() > self.until:
+        """Tell whether it is; None where it refuses, or it would be too much work."""
+        self.left -= self.tiling.foreseen(s)
+        if self.left < 0:
             return None
         try:
             pairs = self.tiling.judge(s, normal=self.tiling.steady()).pairs

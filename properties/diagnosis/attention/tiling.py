@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.watches import WorkWatch
 from veriformer.properties.definitions.attention_gradients import exact_attention
 from veriformer.properties.engine.attending import hides_keys_alone
 from veriformer.properties.engine.case import Case
@@ -120,6 +121,11 @@ def planned(case: Case) -> Iterator[Situation]:
         yield Situation("", 1, 1, 300, 1000 + near, width)
 
 
+def _axes(s: Situation) -> tuple[int, int, int]:
+    """Return what work grows with: heads of all samples, queries, keys."""
+    return s.batch * s.heads, s.queries, s.keys
+
+
 @dataclass
 class Judged:
     """What a kernel gave, and what it was to give.
@@ -141,13 +147,14 @@ class Tiling:
     Attributes:
         case: that it is called for.
         built: its model.
+        has_weights: whether that has parameters, and so sizes of its own.
     """
 
     def __init__(self, case: Case, built: Built) -> None:
         self.case = case
         self.built = built
         module = built.module
-        self._own = isinstance(module, nn.Module) and next(module.parameters(), None) is not None
+        self.has_weights = isinstance(module, nn.Module) and next(module.parameters(), None) is not None
         fact = case.subject.fact
         self._window, self._sinks, self._cap = fact("window"), fact("sink_tokens", 0), fact("soft_cap")
         self._alignment: str | None = None
@@ -156,7 +163,7 @@ class Tiling:
         """Return the situation with the sizes of a kernel with parameters; None where it cannot be."""
         if max(s.queries, s.keys) > self.case.subject.fact("max_len", 1 << 30):
             return None
-        if not self._own:
+        if not self.has_weights:
             return s
         config = self.built.config
         groups = config.num_key_value_heads if s.groups else 0
@@ -236,23 +243,45 @@ class Tiling:
         return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
     def foreseen(self, s: Situation) -> float:
-        """Return the seconds that a call may take, foretold from a small one; the same in every case of a subject."""
-        key = ("pace of tiling", self.built.config, self.built.dtype)
+        """Return the work of a call, in multiplications, its steps foretold from small calls: the same on any machine.
+
+        With its gradients a call is three and a half of it.
+        """
+        key = ("steps of tiling", self.built.config, self.built.dtype)
         measured = self.case.bench.measured
         if key not in measured:
-            measured[key] = self._pace()
-        # kernels that loop over heads are few, and those that do it all at once gain by it
-        return float(measured[key]) * s.queries * s.keys * max(1.0, s.batch * s.heads / 4) * (3 if s.gradients else 1)
+            measured[key] = self._steps()
+        work, grows = measured[key]
+        arithmetic = 2 * math.prod(_axes(s)) * s.width
+        steps = work * math.prod((n / small) ** power for n, (small, power) in zip(_axes(s), grows, strict=True))
+        return float(arithmetic + steps) * (3.5 if s.gradients else 1)
 
-    def _pace(self) -> float:
-        small = self.fitted(Situation("", 1, 1, 33, 65, 16))
-        seconds = [0.0]
-        for _ in range(3):  # what is compiled, or imported, is so by the first
-            started = time.perf_counter()
-            try:
-                if small is not None:
-                    self.judge(small, normal=self.steady())
-            except SubjectError:
-                break
-            seconds.append(time.perf_counter() - started)
-        return min(seconds[1:], default=0.0) / (33 * 65)
+    def _steps(self) -> tuple[float, list[tuple[int, float]]]:
+        """Return the steps of a small call, and by which power they grow along each axis: doubled one by one.
+
+        Of whole tiles too, for a kernel that takes no others; nothing where it takes neither.
+        """
+        for small in (Situation("", 1, 1, 33, 65, 16), Situation("", 1, 1, 64, 64, 64)):
+            work = self._work(small)
+            if work is None:
+                continue
+            twice = (
+                replace(small, heads=2),
+                replace(small, queries=2 * small.queries),
+                replace(small, keys=2 * small.keys),
+            )
+            more = [self._work(s) or work for s in twice]
+            return work, [(n, math.log2(max(w / work, 1.0))) for n, w in zip(_axes(small), more, strict=True)]
+        return 0.0, [(1, 0.0)] * 3
+
+    def _work(self, small: Situation) -> float | None:
+        fitted = self.fitted(small)
+        if fitted is None:
+            return None
+        inputs = profiled(self.steady(), fitted, self.scale(fitted))
+        try:
+            with torch.no_grad(), WorkWatch() as watch:
+                self.case.call(self.built, *inputs)
+        except SubjectError:
+            return None
+        return watch.work

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
@@ -74,10 +74,19 @@ def far_lengths(bench: Workbench, farthest: int) -> list[int]:
 
 
 def reach_of(bench: Workbench) -> int:
-    """Return the longest sequence that the subject claims, and takes, of `FARTHEST` at most."""
+    """Return the longest sequence that the subject claims, and takes, of `FARTHEST` at most.
+
+    Raises:
+        SubjectTimeoutError: a call with such a sequence took too long; it is made once.
+    """
     if ("reach",) not in bench.measured:
-        bench.measured["reach",] = _reach_of(bench)
-    longest: int = bench.measured["reach",]
+        try:
+            bench.measured["reach",] = _reach_of(bench)
+        except SubjectTimeoutError as problem:
+            bench.measured["reach",] = str(problem)
+    longest: int | str = bench.measured["reach",]
+    if isinstance(longest, str):
+        raise SubjectTimeoutError(longest)
     return longest
 
 
@@ -112,6 +121,8 @@ def _takes(stream: Stream, length: int) -> bool:
             stream(stream.draw(1, length))
     except SubjectError:
         return False
+    except SubjectTimeoutError as problem:
+        raise SubjectTimeoutError(f"{problem}, with sequences of {length}") from None
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable, UnsatisfiedAssumption
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import Allowance, SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
@@ -29,7 +28,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.reaching import far_cases, wide_cases
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
-from veriformer.properties.subject.palette import colliding_lengths
+from veriformer.properties.subject.palette import LONG, colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
 
@@ -61,6 +60,10 @@ def _or_else(cause: Callable[[], str | None] | None, works: int, fails: int) -> 
     return told or f"it begins with sequences of {fails}: at {works} it is not there"
 
 
+def _sizes(fixed: Mapping[str, Any]) -> str:
+    return f"sequences of {fixed['T']}" if fixed["reach"] == LONG else "the wide model"
+
+
 class Search:
     """One property on one subject."""
 
@@ -68,7 +71,7 @@ class Search:
         self.prop = prop
         self.bench = bench
         self.shrinks = shrink
-        self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
+        self.allowance = Allowance(bench.settings.effort.property_seconds)
         self.last: Case | None = None
         self._walks_all = False
         self._given_up = 0
@@ -91,7 +94,12 @@ class Search:
         return self._hypothesis(drawn, {}) or self._reach()
 
     def _reach(self) -> Found | None:
-        """Cover what lies beyond the small sizes, as far as time allows."""
+        """Cover what lies beyond the small sizes.
+
+        Raises:
+            BudgetSpent: before all of it was covered; says what was not.
+            SubjectTimeoutError: a call took too long; says at which length.
+        """
         sweeps = self.prop.sweeps_lengths
         far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps)
         for fixed in (*far, *wide_cases(self.bench)) if not sweeps else far:
@@ -99,8 +107,10 @@ class Search:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
                 continue
-            except (BudgetSpent, SubjectTimeoutError):
-                return None
+            except BudgetSpent:
+                raise BudgetSpent(f", before {_sizes(fixed)}") from None
+            except SubjectTimeoutError as problem:
+                raise SubjectTimeoutError(f"{problem}, with {_sizes(fixed)}") from None
             except Exception as problem:
                 assert self.last is not None
                 self._walks_all = True
@@ -166,7 +176,7 @@ class Search:
                 yield {"config": index, "T": length}
 
     def _judge(self, draws: Draws) -> None:
-        if time.perf_counter() > self.deadline:
+        if self.allowance.is_spent:
             raise BudgetSpent
         self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
         self.prop.check(self.last)
@@ -228,7 +238,7 @@ class Search:
             raise
         except Exception as problem:
             assert self.last is not None
-            if not failed and time.perf_counter() > self.deadline:
+            if not failed and self.allowance.is_spent:
                 raise BudgetSpent from problem  # Hypothesis calls a run that ends for want of time a flaky one
             return failed[-1] if failed else Found(self.last, problem)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties import DrawnConfig, Subject, check
+from veriformer.properties.bench.guards import Allowance
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.searching.reaching import far_lengths, reach_of
+from veriformer.properties.judging.catalogue import catalogue
+from veriformer.properties.judging.judge import Judge
 
 
 class Model(nn.Module):
@@ -82,6 +87,40 @@ def test_how_far_it_was_looked_is_reported() -> None:
     report = check(decoder(), only=["causality"], profile="quick")
     assert report.subjects[0].reach["T"] == [1, 1025]
     assert set(report.subjects[0].reach["dtype"]) >= {"float32", "float64"}
+
+
+@pytest.mark.parametrize(("hangs", "told"), [(range(513, 2000), 1025), (range(513, 514), 513), (range(200, 258), 257)])
+def test_a_hang_at_a_far_length_is_told_there(hangs: range, told: int) -> None:
+    class Hangs(Model):
+        def forward(self, tokens: Tensor) -> Tensor:
+            while tokens.shape[1] in hangs:
+                time.sleep(1)
+            return super().forward(tokens)
+
+    subject = Subject(kind="decoder", build=Hangs, declares={"causal": True, "positions": "learned"})
+    judge = Judge(subject, Settings(profile="quick", call_seconds=0.5))
+    result = judge.judge(catalogue()["causality.no-future-influence"])
+    assert (result.outcome, result.reason) == (
+        "TIMEOUT", f"one call of the subject took longer than 0.5 s, with sequences of {told}",
+    )  # fmt: skip
+
+
+def test_what_time_did_not_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(decoder(), Settings(profile="quick"))
+    lengths: list[int] = []
+
+    def check_one(case: Case) -> None:
+        lengths.append(case.length("T"))
+        case.witness()
+
+    prop = replace(catalogue()["causality.no-future-influence"], check=check_one)
+    monkeypatch.setattr(Allowance, "is_spent", property(lambda self: max(lengths, default=0) > 500))
+    result = judge.judge(prop)
+    assert result.outcome == "PASS"
+    assert (
+        result.reason
+        == f"stopped after {len(lengths)} examples, before sequences of 513: the time for one property was over"
+    )
 
 
 def test_a_right_model_passes_wherever_it_reaches() -> None:

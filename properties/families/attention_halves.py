@@ -1,0 +1,111 @@
+"""Attention of half-precision inputs over many keys, and many queries: sums that stick where they are kept in half."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.definitions.attention_in_half import row_factor, stored_attention
+from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.diagnosis.attention.halves import CHANNELS, HALVES, LENGTHS, level
+from veriformer.properties.diagnosis.attention.tiling import PARTS, Situation, Tiling
+from veriformer.properties.engine.case import Case
+
+_COMPARED = {LENGTHS[0]: (0, 1), LENGTHS[1]: (0, 2, 3)}
+"""Parts whose sums are long: the output and dq over keys, dk and dv over queries."""
+
+
+def sums_do_not_stick(case: Case, tiling: Tiling, work: float) -> None:
+    """Compare the output and gradients in bfloat16 and float16 where thousands of equal terms are summed.
+
+    A kernel may refuse a dtype, and may store whatever it likes in it; its sums must be wider (`stored_attention`).
+
+    Args:
+        case: of `attention.tiles`.
+        tiling: the subject, called in the dtype that was drawn.
+        work: multiplications that all this may take.
+    """
+    fact = case.subject.fact
+    if tiling.has_weights or case.bench.settings.dtypes or fact("half_precision") is False:
+        return
+    if fact("causal") or fact("window") or fact("soft_cap"):  # what it hides is another sum, a cap moves scores
+        return
+    for dtype in HALVES:
+        built = case.bench.pool.get(tiling.built.config, dtype)
+        for queries, keys in LENGTHS:
+            s = Situation("", 1, 1, queries, keys, CHANNELS, gradients=True)
+            if tiling.fitted(s) is None:
+                continue
+            with off_the_record(case):
+                work -= tiling.foreseen(s)
+            if work < 0:
+                return
+            drawn = level(lambda *n: case.normal(*n, dtype=torch.float64), queries, keys, tiling.scale(s))
+            _compare(case, built, s, tiling.scale(s), *(x.to(dtype) for x in drawn))
+
+
+def _compare(
+    case: Case, built: Built, s: Situation, scale: float, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
+) -> None:
+    """Compare in the dtype of a model; the numbers are those of a half precision."""
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    try:
+        got = case.call(built, *inputs)
+        found = [got]
+        if got.requires_grad and got.shape == weight.shape:
+            found += torch.autograd.grad((got * weight).sum(), inputs, materialize_grads=True)
+    except (SubjectError, RuntimeError, NotImplementedError):  # it refuses the dtype, or has no backward in it
+        return
+    exact = [(x.to(got.device), bound) for x, bound in case.apply(stored_attention, *inputs, scale, weight)]
+    factor = row_factor(got, exact[0][0])
+    limit = epsilon(built.dtype) / 2 * (4 + 2 * (math.log(s.keys) + 1))
+    found[0] = got.double() / factor
+    compared = [part for part in _COMPARED[s.queries, s.keys] if part < len(found)]
+    is_half = built.dtype in HALVES
+    within = all(bool(((found[n].double() - exact[n][0]).abs().cpu() <= exact[n][1]).all()) for n in compared)
+    if is_half and not (within and bool(((factor - 1).abs() <= limit).all())):
+        # what is wrong in float32 as well is no question of precision
+        wide = case.bench.pool.get(built.config, torch.float32)
+        _compare(case, wide, s, scale, *(x.detach().float() for x in (query, key, value, weight)))
+    name, asks = str(built.dtype).removeprefix("torch."), ("half_precision", False) if is_half else None
+    case.close(
+        factor, torch.ones_like(factor), constants_allowed=True, bound=limit, asks=asks,
+        what=f"in {name} {s} the weights do not sum to one, by more than what is stored in {name} explains",
+        cause=lambda: _cause(case, built, s, scale),
+    )  # fmt: skip
+    for part in compared:
+        expected, bound = exact[part]
+        case.close(
+            found[part].double(), expected, bound=bound, asks=asks,
+            what=f"in {name} {s} the {PARTS[part]} errs by more than what is stored in {name} explains",
+            cause=lambda: _cause(case, built, s, scale),
+        )  # fmt: skip
+
+
+def _cause(case: Case, built: Built, s: Situation, scale: float) -> str | None:
+    """Say that float32 gives the right answer on the same numbers, and where the sum of equal weights ends."""
+    name = str(built.dtype).removeprefix("torch.")
+    generator = torch.Generator().manual_seed(s.keys)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.bench.device)
+
+    with off_the_record(case):
+        query, key, value, weight = (x.to(built.dtype) for x in level(normal, s.queries, s.keys, scale))
+        wide = case.bench.pool.get(built.config, torch.float32)
+        inputs = [x.float().requires_grad_() for x in (query, key, value)]
+        got = case.call(wide, *inputs)
+        found = (got, *torch.autograd.grad((got * weight.float()).sum(), inputs, materialize_grads=True))
+        exact = stored_attention(query, key, value, scale, weight)
+        pairs = zip(found, exact, strict=True)
+        if not all(bool(((x.double().cpu() - y).abs() <= bound).all()) for x, (y, bound) in pairs):
+            return None
+        ones = float(case.call(built, torch.zeros_like(query), key, torch.ones_like(value)).detach().double().mean())
+    if ones > 1.05:
+        return f"the sum of equal weights stops growing at {s.keys / ones:.4g}: it is kept in {name}, not in float32"
+    return f"float32 gives the right answer on the same numbers: a sum of many terms is kept in {name}"
