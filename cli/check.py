@@ -147,7 +147,7 @@ class _Run:
                 tasks: list[Task] = [self._canaries([d["kind"] for d in plan["subjects"]], order)]
                 for described in plan["subjects"]:
                     part = SubjectReport(described["name"], described["kind"], described["target"], described["facts"])
-                    part.believed = list(part.facts)
+                    part.believed, part.claims = list(part.facts), described["claims"]
                     self.report.subjects.append(part)
                     tasks += self._tasks(
                         part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)

@@ -179,7 +179,11 @@ class Calling(Drawing):
         self._built = built
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        output = self._called(built, args, given, path)
         self.bench.tally.note_reach(_sizes_of(self.subject, built, args))
+        return output
+
+    def _called(self, built: Built, args: tuple[Any, ...], given: dict[str, Any], path: Path) -> Tensor:
         mask = given.get("attention_mask")
         if self.subject.kind == "attention" and isinstance(mask, Tensor) and mask.ndim == 4:
             axes = mask_axes(self.bench)

@@ -53,7 +53,8 @@ class Case(Calling):
         if chosen is None:
             return 64 * epsilon(torch.float32)
         own = tolerance_of(self.bench, chosen)
-        return max(own, half_tolerance_of(self.bench, chosen)) if self._walking.autocast else own
+        half = self._walking.autocast
+        return max(own, half_tolerance_of(self.bench, chosen, getattr(torch, half))) if half else own
 
     def measure(self, what: str, value: float) -> None:
         """Keep the largest value of something measured beside the judgement; it stands in the report."""
@@ -145,7 +146,7 @@ class Case(Calling):
         """Whether nothing can be said in this dtype, since the model amplifies rounding: float64 shows the rest."""
         if self._built is None or self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
             return False
-        dtype = torch.bfloat16 if self._walking.autocast else got.dtype
+        dtype = getattr(torch, self._walking.autocast) if self._walking.autocast else got.dtype
         if dtype == torch.float64 or not dtype.is_floating_point:
             return False
         return is_swamped(self.bench, self.bench.pool.get(self._built.config, dtype))
@@ -329,4 +330,4 @@ def _refuse_vacuous(got: Tensor, expected: Tensor, what: str, *, constants_allow
 
 
 def _is_coarse(value: Tensor, path: Path) -> bool:
-    return path.autocast or value.dtype in (torch.bfloat16, torch.float16)
+    return bool(path.autocast) or value.dtype in (torch.bfloat16, torch.float16)

@@ -105,7 +105,7 @@ class Stream:
         single.__dict__.update(self.__dict__, built=built)
         if self.kept is not None and self.kept.is_floating_point():
             single.kept = self.kept.float()
-        plain = replace(path, autocast=False, layout="", compiled=False)
+        plain = replace(path, autocast="", layout="", compiled=False)
         with torch.no_grad():
             first, second = (
                 single(v.float() if v.is_floating_point() else v, attention_mask, path=plain)[at] for v in (x, other)
@@ -195,7 +195,7 @@ class Stream:
             self.case.reject("a model that puts time first embeds the same tokens in another order")
         leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
         if self.case.was_refused:  # called once more on a plainer path, behind the cut of the call that raised
-            plain = replace(path, layout="", autocast=False, compiled=False)
+            plain = replace(path, layout="", autocast="", compiled=False)
             leaf, output = at_embedding(module, x, lambda: self(x, mask, path=plain))
         if leaf is None:
             return None

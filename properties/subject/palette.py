@@ -24,7 +24,7 @@ _CANDIDATES = (
 )
 
 
-LONG, WIDE = "long", "wide"
+LONG, WIDE, LARGEST = "long", "wide", "largest"
 MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
 MOST_SAMPLES = 9
@@ -83,7 +83,7 @@ def _rows(subject: Subject) -> dict[str, DrawnConfig]:
     """Return those of `_ROWS` that the domain leaves as they are meant, or makes into others that are nowhere else."""
     found: dict[str, DrawnConfig] = {}
     known = {_shape(c) for c in (*palette(subject), fitted(_FURTHER[WIDE], subject)) if c is not None}
-    for name, config in _ROWS.items():
+    for name, config in ({LARGEST: _largest(subject)} | _ROWS).items():
         sizes = fitted(config, subject)
         if sizes is not None and _shape(sizes) not in known:
             known.add(_shape(sizes))
@@ -91,9 +91,22 @@ def _rows(subject: Subject) -> dict[str, DrawnConfig]:
     return found
 
 
+def _largest(subject: Subject) -> DrawnConfig:
+    """Return the sizes at the ends of the domain, or the wide ones where such a model is too large for a check."""
+    ends = {name: max(subject.domain[name]) for name in _SHAPE if name in subject.domain}
+    found = replace(_FURTHER[WIDE], **{"num_layers": 1, **ends})
+    return found if 12 * found.num_layers * found.d_model**2 <= _MOST_PARAMETERS else _FURTHER[WIDE]
+
+
+_MOST_PARAMETERS = 8_000_000
+"""Built, drawn and called a few times in half a second."""
+
+_SHAPE = ("d_model", "num_heads", "num_key_value_heads", "num_layers")
+
+
 def _shape(config: DrawnConfig) -> tuple[int, ...]:
     """Return the sizes that choose a kernel or a branch; of a vocabulary or a hidden width another one chooses none."""
-    return (config.d_model, config.num_heads, config.num_key_value_heads, config.num_layers)
+    return tuple(getattr(config, name) for name in _SHAPE)
 
 
 def palette(subject: Subject) -> list[DrawnConfig]:

@@ -10,7 +10,7 @@ from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.rounding import HALVES, name_of
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.searching.reaching import affords
+from veriformer.properties.engine.searching.reaching import affords, reach_of
 from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.palette import LONG
@@ -52,6 +52,7 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
             continue
         for index in configs:
             yield {"config": index, "T": _LENGTH, "dtype": name}
-    if "bfloat16" in halves and prop.goes_far and affords(bench, _CALLS, _COLLIDING):
+    reaches = prop.goes_far and reach_of(bench) >= _COLLIDING
+    if "bfloat16" in halves and reaches and affords(bench, _CALLS, _COLLIDING):
         cut = _COLLIDING - 1
         yield {"reach": LONG, "T": _COLLIDING, "t": cut, "real": cut, "dtype": "bfloat16"}

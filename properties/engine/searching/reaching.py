@@ -19,8 +19,9 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
 from veriformer.properties.engine.property import FARTHEST, Property
 from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.inputs import ordinary
-from veriformer.properties.subject.palette import LONG, MOST_SAMPLES, WIDE
+from veriformer.properties.subject.palette import LARGEST, LONG, MOST_SAMPLES, WIDE
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _SHORTEST = 33
@@ -56,12 +57,22 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
     settings, reaching = bench.settings, bench.pool.reaching
     if settings.profile == "quick" and not prop.sweeps_lengths:
         return []
-    rows = [name for name in reaching if name not in (LONG, WIDE)]
+    ends = [name for name in reaching if name == LARGEST and prop.goes_far]
+    rows = [name for name in reaching if name not in (LONG, WIDE, LARGEST)]
     if settings.profile != "thorough" and not (prop.goes_far and settings.profile != "quick"):
         turn = zlib.crc32(prop.id.encode()) + settings.seed
         rows = rows[turn % len(rows) :][:1] if rows and (prop.goes_far or settings.profile != "quick") else []
     is_another = reaching[WIDE] not in (reaching[LONG], *bench.configs)
-    return [WIDE] * is_another + [name for name in rows if is_taken(bench, name)]
+    if prop.goes_far:
+        _tell_too_large(bench)
+    return [WIDE] * is_another + [name for name in (*ends, *rows) if is_taken(bench, name)]
+
+
+def _tell_too_large(bench: Workbench) -> None:
+    """Note the sizes that a domain ends with, where a model of them is too large for a check."""
+    for name, size in claims_of(bench.subject).items():
+        if name != "T" and size > max(getattr(config, name) for config in bench.pool.reaching.values()):
+            bench.tally.note_reach({"not reached": f"{name} {size} (time)"})
 
 
 def is_taken(bench: Workbench, name: str) -> bool:
@@ -81,8 +92,13 @@ def _refusal(bench: Workbench, name: str) -> str:
         with torch.no_grad():
             bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
     except SubjectError as problem:
-        return str(problem)
+        return why(problem)
     return ""
+
+
+def why(problem: SubjectError) -> str:
+    """Return in a few words what a subject raised for sizes that it does not take."""
+    return str(problem).partition(" (for ")[0][:160]
 
 
 def far_lengths(bench: Workbench, farthest: int) -> list[int]:
@@ -128,12 +144,18 @@ def reach_of(bench: Workbench) -> int:
     return longest
 
 
+def refused_beyond(bench: Workbench) -> int:
+    """Return the longest sequence that is taken where a claimed one was tried and is refused; 0 where it is taken."""
+    takes = reach_of(bench)
+    return takes if takes < tried_of(bench) else 0
+
+
 def _why_no_farther(bench: Workbench, reached: int) -> str:
     """Return what a subject claims and was not reached, with the reason; empty where all of it was."""
-    claimed, takes = claimed_of(bench), reach_of(bench)
+    claimed = claimed_of(bench)
     if reached >= claimed or claimed < _SHORTEST:
         return ""
-    if takes < _tried(bench):
+    if takes := refused_beyond(bench):
         return f"T {claimed} (refused beyond {takes})"
     return (
         f"T {claimed} (time: --profile thorough goes farther)" if claimed <= _most(bench) else f"T {claimed} (memory)"
@@ -145,14 +167,14 @@ def _most(bench: Workbench) -> int:
     return bench.pool.reaching[LONG].max_len
 
 
-def _tried(bench: Workbench) -> int:
+def tried_of(bench: Workbench) -> int:
     """Return the longest sequence that is tried: the claimed one, if one forward of it is within the effort."""
     claimed = min(claimed_of(bench), _most(bench))
     return claimed if claimed <= FARTHEST or affords(bench, 1, claimed) else FARTHEST
 
 
 def _reach_of(bench: Workbench) -> int:
-    claimed = _tried(bench)
+    claimed = tried_of(bench)
     if claimed < _SHORTEST:
         return claimed
     try:

@@ -27,7 +27,7 @@ from veriformer.properties.engine.draws import (
 )
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.dtypes import half_cases, in_turns
-from veriformer.properties.engine.searching.reaching import far_cases
+from veriformer.properties.engine.searching.reaching import far_cases, why
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
@@ -144,7 +144,7 @@ class Search:
             except Exception as problem:
                 if isinstance(problem, SubjectError) and fixed["reach"] not in (LONG, WIDE):
                     # what was called once may refuse a mask, or a cache, of such a size
-                    self.bench.tally.note_reach({"not reached": f"{fixed['reach']} (refused: {problem})"})
+                    self.bench.tally.note_reach({"not reached": f"{fixed['reach']} (refused: {why(problem)})"})
                     continue
                 assert self.last is not None
                 self._walks_all = True
