@@ -26,7 +26,7 @@ _COUPLED = excludes_fact("batch_coupled")
     kinds=SEQUENCES,
     unless=_COUPLED,
     sweeps_lengths=True,
-    farthest=257,
+    farthest=129,
     catches=("HD04", "HD10", "HD11", "PE07"),
 )
 def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:

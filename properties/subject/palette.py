@@ -94,7 +94,7 @@ def _rows(subject: Subject) -> dict[str, DrawnConfig]:
 def _largest(subject: Subject) -> DrawnConfig:
     """Return the sizes at the ends of the domain, or the wide ones where such a model is too large for a check."""
     ends = {name: max(subject.domain[name]) for name in _SHAPE if name in subject.domain}
-    found = replace(_FURTHER[WIDE], **{"num_layers": 1, **ends})
+    found = replace(_FURTHER[WIDE], **{"num_layers": 1, **ends}) if ends else _FURTHER[WIDE]
     return found if 12 * found.num_layers * found.d_model**2 <= _MOST_PARAMETERS else _FURTHER[WIDE]
 
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.rounding import name_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
 from veriformer.properties.engine.property import FARTHEST, Property
@@ -27,7 +29,7 @@ from veriformer.properties.subject.sizes import DrawnConfig
 _SHORTEST = 33
 """One past the longest of the small models."""
 
-_WIDE_LENGTH = 7
+_WIDE_LENGTH, _FEW = 7, 2
 
 _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
@@ -44,8 +46,19 @@ def far_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     for length in lengths if prop.sweeps_lengths else lengths[:1]:
         # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
         yield {"reach": LONG, "T": length, "t": length - 1, "real": length - 1}
+    is_quick = bench.settings.profile == "quick"
     for name in wide_rows(bench, prop):
-        yield {"reach": name, "B": MOST_SAMPLES} | ({"T": _WIDE_LENGTH} if prop.sweeps_lengths else {})
+        fixed: dict[str, Any] = {"reach": name, "B": MOST_SAMPLES if prop.goes_far or not is_quick else _FEW}
+        fixed |= {"T": _WIDE_LENGTH} if prop.sweeps_lengths else {}
+        yield fixed | (_one_dtype(bench, name) if is_quick else {})
+
+
+def _one_dtype(bench: Workbench, name: str) -> dict[str, str]:
+    """Return what fixes the dtype of a wide model, so that in quick no other one is built and measured."""
+    judged = judged_dtypes(bench)
+    if len(judged) == 1 or is_swamped(bench, bench.pool.get(bench.pool.reaching[name], judged[0])):
+        return {}
+    return {"dtype": name_of(judged[0])}
 
 
 def wide_rows(bench: Workbench, prop: Property) -> list[str]:
