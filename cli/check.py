@@ -158,7 +158,7 @@ class _Run:
                     part = SubjectReport(
                         cleaned(described["name"]), described["kind"], described["target"], cleaned(described["facts"])
                     )
-                    part.believed = list(part.facts)
+                    part.believed, part.claims = list(part.facts), described["claims"]
                     self.report.subjects.append(part)
                     tasks += self._tasks(
                         part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)

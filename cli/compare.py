@@ -13,6 +13,7 @@ from veriformer.cli.reading import one_sentence, read_record
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.results.reading import whole
 from veriformer.reports.compliance import changes, compliance, markdown, merged, page, print_compliance
+from veriformer.reports.reach import reach_changes
 from veriformer.reports.readable import cleaned, in_markdown
 from veriformer.reports.records import RecordError, write_text
 from veriformer.reports.schema import insist
@@ -34,20 +35,22 @@ def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
     table = compliance(merged(records))
-    changed, unwritten = changes(records), Unwritten()
+    changed, reached, unwritten = changes(records), reach_changes(records), Unwritten()
     command = f"veriformer compare {' '.join(map(str, files))}"
     if form == "text" and out is None:
         console = screen()
         print_compliance(console, table)
+        for line in _reaches(table, reached):
+            console.print(Text(line, style="dim"))
         for change in changed:
             style = "bold red" if change["worse"] else "green"
             console.print(Text(_told(change), style=style))
     else:
         text = {
-            "markdown": lambda: markdown(table, command) + _list(changed),
+            "markdown": lambda: markdown(table, command) + _list(changed) + _section(table, reached),
             "html": lambda: page(table, command, changed),
-            "json": lambda: json.dumps({"table": table, "changes": changed}, indent=1) + "\n",
-            "text": lambda: markdown(table, command) + _list(changed),
+            "json": lambda: json.dumps({"table": table, "changes": changed, "reach": reached}, indent=1) + "\n",
+            "text": lambda: markdown(table, command) + _list(changed) + _section(table, reached),
         }[form]()
         if out is None:
             say(text, end="")
@@ -69,6 +72,18 @@ def _told(change: dict[str, Any]) -> str:
         f"{change['name']} {change['id']}: {change['before']} in {change['from']}, {change['after']} in {change['to']}"
         + (f": {change['reason']}" if change["reason"] else "")
     )
+
+
+def _reaches(table: dict[str, Any], reached: list[dict[str, str]]) -> list[str]:
+    """Return how far each subject was looked at, a line each, and what of that changed."""
+    lines = [f"{row['name']} reach: {row['reach']}" for row in table["rows"] if row["reach"]]
+    changed = [f"{c['name']} reach: {c['before']} in {c['from']}, {c['after']} in {c['to']}" for c in reached]
+    return [*lines, *changed]
+
+
+def _section(table: dict[str, Any], reached: list[dict[str, str]]) -> str:
+    lines = _reaches(table, reached)
+    return "\n".join(["", "## Reach", "", *(f"- {line}" for line in lines), ""]) if lines else ""
 
 
 def _list(changed: list[dict[str, Any]]) -> str:

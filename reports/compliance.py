@@ -13,6 +13,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from veriformer.reports.page import render
+from veriformer.reports.reach import reach
 from veriformer.reports.readable import as_code, in_a_sheet, in_markdown
 from veriformer.reports.records import write_text
 from veriformer.reports.verdicts import TROUBLES, name_of, results
@@ -68,6 +69,7 @@ def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
         "total": dict(total),
         "power": f"{power['noticed']}/{power['tried']}" if power else "",
         "seconds": subject.get("seconds"),
+        "reach": reach(subject),
         "verdict": _verdict(total),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from veriformer.reports.reach import reach
 from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
 
 _STYLE = {
@@ -93,23 +94,6 @@ def print_report(
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
-
-
-def reach(subject: Mapping[str, Any]) -> str:
-    """Return how far a subject was looked at, in one line; empty where no property called it.
-
-    >>> reach({"reach": {"T": [1, 1025], "dtype": ["float32", "float64"]}, "facts": {"max_len": 2048}})
-    'T 1..1025 of 2048 · float32 float64'
-    """
-    told = []
-    for name, seen in subject.get("reach", {}).items():
-        if isinstance(seen[0], str):
-            told.append(" ".join(seen))
-            continue
-        low, high = seen
-        claimed = f" of {subject['facts']['max_len']}" if name == "T" and "max_len" in subject["facts"] else ""
-        told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
-    return " · ".join(told)
 
 
 def left_out(subject: Mapping[str, Any]) -> dict[str, list[str]]:

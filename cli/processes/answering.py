@@ -22,6 +22,7 @@ from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import plain
+from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.targets import at_home, load
 
 Message = tuple[str, dict[str, Any]]
@@ -83,7 +84,14 @@ class Answers:
         subjects = [s for target in targets for s in load(target)]
         return {
             "subjects": [
-                {"name": s.name, "kind": s.kind, "target": s.target, "facts": plain(dict(s.declares))} for s in subjects
+                {
+                    "name": s.name,
+                    "kind": s.kind,
+                    "target": s.target,
+                    "facts": plain(dict(s.declares)),
+                    "claims": claims_of(s),
+                }
+                for s in subjects
             ],
             "properties": [_described(p) for p in properties],
             "catalogue": len(catalogue()),

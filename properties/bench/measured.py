@@ -84,15 +84,15 @@ def single_of(bench: Workbench, built: Built) -> Built:
     return bench.pool.get(built.config, torch.float32, raw=built.is_raw)
 
 
-def closed_form_tolerance(bench: Workbench, built: Built, *, autocast: bool = False) -> float:
+def closed_form_tolerance(bench: Workbench, built: Built, *, autocast: str = "") -> float:
     """Return the relative difference from a closed form that no bound derived from dtypes alone can know of.
 
     A constant that was made in float32 (a table, `torch.sqrt(torch.FloatTensor([d]))`) is wrong by up to u of float32
     in float64 too: as if the data that it enters with were moved by as much, so that the tolerance of the float32 model
-    holds, whose data are moved by 2 u. Under autocast products are made in bfloat16, whatever dtype comes out.
+    holds, whose data are moved by 2 u. Under autocast products are made in its dtype, whatever comes out.
     """
     if autocast:
-        return half_tolerance_of(bench, built)
+        return half_tolerance_of(bench, built, getattr(torch, autocast))
     if built.dtype == torch.float64 and has_narrow_constants(bench, built):
         return tolerance_of(bench, single_of(bench, built))
     return 0.0
@@ -128,16 +128,16 @@ def _keeps_narrow_constants(module: object) -> bool:
     return any(is_widened(value) for value in fixed if value.dtype == torch.float64 and value.numel())
 
 
-def half_tolerance_of(bench: Workbench, built: Built) -> float:
-    """Return the tolerance under autocast, which computes parts in bfloat16 and others in float32.
+def half_tolerance_of(bench: Workbench, built: Built, dtype: torch.dtype) -> float:
+    """Return the tolerance under autocast, which computes parts in half precision and others in float32.
 
     Which parts these are depends on the path (a kernel with or without a mask), so that a whole path is rounded
-    otherwise, not single tensors: three times what the model shows in bfloat16, at most `GAP`.
+    otherwise, not single tensors: three times what the model shows in that dtype, at most `GAP`.
     """
     try:
-        return min(3 * tolerance_of(bench, bench.pool.get(built.config, torch.bfloat16)), GAP[torch.bfloat16])
+        return min(3 * tolerance_of(bench, bench.pool.get(built.config, dtype)), GAP[dtype])
     except SubjectError:
-        return GAP[torch.bfloat16]
+        return GAP[dtype]
 
 
 def _sensitivity(bench: Workbench, built: Built, step: float, seed: int = 1) -> float:
@@ -254,6 +254,9 @@ def is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
 
     On many copies of a batch: stochastic depth draws once a sample, and two samples would often agree by chance.
     """
+    first = bench.configs[0]
+    if built.config not in bench.configs and built.config.dropout == first.dropout:
+        built = bench.pool.get(first, built.dtype)  # nothing is drawn by size; and the copies cost little there
     key = ("training", built.config, built.dtype)
     return _kept(bench, key, lambda: _is_deterministic_in_training(bench, built))
 

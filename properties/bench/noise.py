@@ -54,11 +54,23 @@ def sensitivity(
         worst = 0.0
         with restored(twin) as kept:
             for _ in range(2):
-                for parameter, value in kept:
-                    parameter.data.copy_(nudged(value, generator, step))
+                _nudge(kept, generator, step)
                 moved = [nudged(x, generator, step) if x.is_floating_point() else x for x in inputs]
                 worst = max(worst, worst_difference(call(twin, moved), base, size).error)
     return worst
+
+
+def _nudge(kept: list[tuple[nn.Parameter, Tensor]], generator: torch.Generator, step: float) -> None:
+    """Set parameters to their values as `nudged` would move them one by one; the signs of all are drawn at once."""
+    total, at = sum(value.numel() for _, value in kept), 0
+    signs = torch.randint(0, 2, (total,), generator=generator, dtype=torch.int8) * 2 - 1
+    factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+    for parameter, value in kept:
+        key = (value.device, value.dtype)
+        if key not in factors:
+            factors[key] = 1 + step * signs.to(*key)
+        torch.mul(value, factors[key][at : at + value.numel()].view(value.shape), out=parameter.data)
+        at += value.numel()
 
 
 @contextmanager

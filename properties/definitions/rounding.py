@@ -20,6 +20,19 @@ GAP: Mapping[torch.dtype, float] = {
 """Largest relative error that can ever count as rounding, by dtype."""
 
 
+HALVES = ("bfloat16", "float16")
+"""The dtypes of 16 bits, by name."""
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype in a word.
+
+    >>> name_of(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def epsilon(dtype: torch.dtype) -> float:
     """Return the distance from 1 to the next number of `dtype`.
 

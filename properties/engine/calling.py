@@ -18,7 +18,7 @@ from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
-from veriformer.properties.subject.palette import MANY
+from veriformer.properties.subject.palette import LONG, MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 from veriformer.properties.subject.subject import Subject
 
@@ -179,7 +179,11 @@ class Calling(Drawing):
         self._built = built
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
+        output = self._called(built, args, given, path)
         self.bench.tally.note_reach(_sizes_of(self.subject, built, args))
+        return output
+
+    def _called(self, built: Built, args: tuple[Any, ...], given: dict[str, Any], path: Path) -> Tensor:
         mask = given.get("attention_mask")
         if self.subject.kind == "attention" and isinstance(mask, Tensor) and mask.ndim == 4:
             axes = mask_axes(self.bench)
@@ -261,6 +265,8 @@ class Calling(Drawing):
         chosen = in_turn(offered, self._turn)
         if self.reaches and self._turn:
             more = offered[1:] if self.choices.get("T", 0) <= MANY else []
+            if self.choices.get("reach") != LONG and self.bench.settings.profile == "quick":
+                more = [path for path in more if not path.autocast]  # its rounding is measured on a model of its own
             chosen = [offered[0], *more[self._turn % max(len(more), 1) :][:1]]
         for path in chosen:
             self.path, self._walking, self._refused = str(path), path, False

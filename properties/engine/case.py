@@ -57,7 +57,8 @@ class Case(Calling):
         if chosen is None:
             return 64 * epsilon(torch.float32)
         own = tolerance_of(self.bench, chosen)
-        return max(own, half_tolerance_of(self.bench, chosen)) if self._walking.autocast else own
+        half = self._walking.autocast
+        return max(own, half_tolerance_of(self.bench, chosen, getattr(torch, half))) if half else own
 
     def measure(self, what: str, value: float) -> None:
         """Keep the largest value of something measured beside the judgement; it stands in the report."""
@@ -83,6 +84,7 @@ class Case(Calling):
         cause: Cause | None = None,
         influence: Callable[[], InfluenceMap | None] | None = None,
         asks: tuple[str, Any] | None = None,
+        in_single: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         """Require two tensors to agree up to rounding.
 
@@ -96,6 +98,9 @@ class Case(Calling):
             cause: gives the likely cause, measured; asked once, on the smallest failing case.
             influence: gives an influence map; asked likewise.
             asks: `(fact, value)`: what to declare if a difference is by design; undeclared, one is a question.
+            in_single: gives both in float32 where they are made by the same operations on inputs that differ in what
+                must not be seen alone: equal to the bit there, they are no less so in half precision, whose rounding
+                would hide a leak. Asked where they differ in half precision.
 
         Raises:
             Violation: they do not.
@@ -107,10 +112,13 @@ class Case(Calling):
             return  # rounding flips such picks: see `ChoiceWatch`
         unit: float | Tensor = size_of(expected) if bound is None else self._at_least(bound, expected)
         limit = self.tolerance() if bound is None else 1.0
-        self._on_record("close", got, expected, unit, limit)
         worst = worst_difference(got, expected, unit)
+        if in_single is not None and worst.error > 0 and self._leaks_in_half(got, worst.error > limit, in_single):
+            asks = asks or ("half_precision", False)
+            limit = 0.0
+        self._on_record("close", got, expected, unit, limit)
         self.bench.tally.note(worst.error, limit)
-        if worst.error > limit and not self._is_swamped(got):
+        if worst.error > limit and (not limit or not self._is_swamped(got)):
             scale = bound if isinstance(bound, int | float) else 1.0  # a bound of its own is told as it is
             raise Violation(
                 headline=what,
@@ -125,6 +133,23 @@ class Case(Calling):
                 asks=asks,
             )
 
+    def _leaks_in_half(self, got: Tensor, is_large: bool, both: Callable[[], tuple[Tensor, Tensor]]) -> bool:
+        """Whether two tensors that differ in half precision, within its rounding, are equal to the bit in float32.
+
+        They are made for this alone: of that a script says nothing.
+        """
+        if not _is_coarse(got, self._walking) or self.subject.fact("half_precision") is False:
+            return False
+        if is_large and not self._is_swamped(got):
+            return False  # a failure as it is
+        recorder, self.bench.recorder = self.bench.recorder, None
+        try:
+            return torch.equal(*both())
+        except SubjectError:
+            return False
+        finally:
+            self.bench.recorder = recorder
+
     def _is_left_to_float64(self, got: Tensor) -> bool:
         """Whether weights that were given, not re-drawn to unit gain, are judged in float64 too."""
         narrow = got.dtype == torch.float32 or _is_coarse(got, self._walking)
@@ -135,7 +160,7 @@ class Case(Calling):
         """Whether nothing can be said in this dtype, since the model amplifies rounding: float64 shows the rest."""
         if self._built is None or self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
             return False
-        dtype = torch.bfloat16 if self._walking.autocast else got.dtype
+        dtype = getattr(torch, self._walking.autocast) if self._walking.autocast else got.dtype
         if dtype == torch.float64 or not dtype.is_floating_point:
             return False
         return is_swamped(self.bench, self.bench.pool.get(self._built.config, dtype))
@@ -319,4 +344,4 @@ def _refuse_vacuous(got: Tensor, expected: Tensor, what: str, *, constants_allow
 
 
 def _is_coarse(value: Tensor, path: Path) -> bool:
-    return path.autocast or value.dtype in (torch.bfloat16, torch.float16)
+    return bool(path.autocast) or value.dtype in (torch.bfloat16, torch.float16)

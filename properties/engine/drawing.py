@@ -10,12 +10,16 @@ from torch import Tensor
 
 from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.definitions.rounding import HALVES, name_of
 from veriformer.properties.engine.draws import Draws, RandomDraws
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs
-from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
+from veriformer.properties.subject.palette import LONG, MOST_SAMPLES, colliding_lengths
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
+
+_LARGE = 100
+"""Of so many token ids a case of a few positions would hardly ever draw the last one."""
 
 
 class Drawing:
@@ -77,10 +81,18 @@ class Drawing:
         options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
         return int(self.choice(label, options or [low]))
 
+    def batch(self, low: int = 1, high: int = 3) -> int:
+        """Draw a number of samples, low..high: up to `MOST_SAMPLES` of a wide model, the fewest of a long sequence."""
+        self.config()
+        if self.reaches:
+            high = low if self.choices.get("reach") == LONG else max(high, MOST_SAMPLES)
+        return self.integer("B", low, high) if low < high else low
+
     def config(self) -> DrawnConfig:
         """Draw, once a case, the sizes of the model."""
         if self._config is None and self.reaches:
-            self._config = self.bench.pool.reaching[self.choice("reach", (LONG, WIDE))]
+            reaching = self.bench.pool.reaching
+            self._config = reaching[self.choice("reach", tuple(reaching))]
         if self._config is None:
             configs = self.bench.configs
             index = self.integer("config", 0, len(configs) - 1) if len(configs) > 1 else 0
@@ -93,12 +105,30 @@ class Drawing:
         return "" if self._config is None else str(self._config)
 
     def dtype(self) -> torch.dtype:
-        """Draw one of the dtypes in which the subject is judged; seldom one whose rounding swamps what is compared."""
-        names = [str(d).removeprefix("torch.") for d in judged_dtypes(self.bench)]
-        if len(names) > 1 and self._draws_wide():
+        """Return the dtype that is fixed, or draw one of those to judge in; seldom one whose rounding swamps all."""
+        names = [name_of(d) for d in judged_dtypes(self.bench)]
+        if self._draws.says("dtype"):  # enumerated, or recorded
+            names = list(dict.fromkeys([*names, *HALVES]))
+        elif len(names) > 1 and self._draws_wide():
             names = [*names[1:] * 4, names[0]]
         name = self.choice("dtype", names) if len(names) > 1 else names[0]
         return getattr(torch, name)
+
+    @property
+    def is_in_half(self) -> bool:
+        """Whether this case is one in half precision, of a subject that is judged in wider dtypes."""
+        return self.choices.get("dtype") in HALVES and self.choices["dtype"] not in map(
+            name_of, judged_dtypes(self.bench)
+        )
+
+    def loudness(self, *options: float) -> float:
+        """Draw how many times larger the inputs are that must not be seen; the largest in bfloat16, none in float16.
+
+        A weight that is only small shows by them where an entry has eight bits; products of such overflow float16.
+        """
+        if self.is_in_half:
+            return max(options) if self.choices["dtype"] == "bfloat16" else 1.0
+        return options[self.flag("loud")] if len(options) == 2 else float(self.choice("loud", options))
 
     def _draws_wide(self) -> bool:
         """Whether the first dtype, of two, is one in which nothing but finite numbers and exact claims is judged."""
@@ -132,9 +162,12 @@ class Drawing:
         return value.to(self.bench.device, dtype)
 
     def tokens(self, *shape: int) -> Tensor:
-        """Return uniform token ids of the drawn vocabulary, int64, on the device."""
+        """Return uniform token ids of the drawn vocabulary, int64, on the device; of a large one both ends too."""
         size = self.config().vocab_size
-        return torch.randint(0, size, shape, generator=self.generator).to(self.bench.device)
+        ids = torch.randint(0, size, shape, generator=self.generator)
+        if size >= _LARGE and ids.numel() > 1:
+            ids.view(-1)[torch.randperm(ids.numel(), generator=self.generator)[:2]] = torch.tensor([0, size - 1])
+        return ids.to(self.bench.device)
 
     def other_tokens(self, tokens: Tensor) -> Tensor:
         """Return token ids that differ from `tokens` at every place."""

@@ -21,6 +21,9 @@ LEVELS = ("core", "extended")
 PREREQUISITES = ("numerics.finite", "numerics.stateless")
 """What must hold before any other property can be judged; checked by the engine's preflight."""
 
+FARTHEST = 1025
+"""Length up to which subjects are looked at that claim none: one past a power of two."""
+
 _ID = re.compile(r"[a-z0-9_]+(-[a-z0-9_]+)*\.[a-z0-9]+(-[a-z0-9]+)*")
 _REGISTRY: dict[str, Property] = {}
 
@@ -46,6 +49,7 @@ class Property:
         costly: whether it runs only in the profile thorough, or when it is named.
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
+        in_half: whether it is judged in bfloat16 and float16 too, of models that are not declared to be unfit for them.
     """
 
     id: str
@@ -64,6 +68,12 @@ class Property:
     costly: bool = False
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
+    in_half: bool = False
+
+    @property
+    def goes_far(self) -> bool:
+        """Whether it looks at sequences to the end of what a subject reaches."""
+        return self.sweeps_lengths and self.farthest >= FARTHEST
 
     @property
     def family(self) -> str:
@@ -98,6 +108,7 @@ def holds(
     catches: Iterable[str] = (),
     costly: bool = False,
     asks: tuple[str, Any] | None = None,
+    in_half: bool = False,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
 
@@ -111,12 +122,13 @@ def holds(
         requires: ids of properties that must hold first.
         unless: one or several functions of the subject that give the reason why the property does not apply, or None.
         sweeps_lengths: also cover, one by one, the lengths that collide with another size (`case.length()`).
-        farthest: how far lengths are covered beyond the small ones, 1,025 where they are swept; 0 where a check costs
-            more than a few forwards.
+        farthest: how far lengths are covered beyond the small ones, to the end where they are swept; 0 where a check
+            costs more than a few forwards.
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
+        in_half: judge it in half precision too, where a violation asks for `half_precision`.
 
     Raises:
         ValueError: the id is malformed or taken, or a kind or level does not exist.
@@ -147,10 +159,11 @@ def holds(
             requires=tuple(requires),
             inapplicable=inapplicable,
             sweeps_lengths=sweeps_lengths,
-            farthest=(1025 if sweeps_lengths else 0) if farthest is None else farthest,
+            farthest=(FARTHEST if sweeps_lengths else 0) if farthest is None else farthest,
             check=check,
             rests_on=tuple(r.rests_on for r in reasons if hasattr(r, "rests_on")),
             asks=asks,
+            in_half=in_half,
             examples_factor=examples_factor,
             catches=tuple(catches),
             costly=costly,

@@ -87,6 +87,31 @@ class Stream:
             )
         return output
 
+    def in_single(
+        self, x: Tensor, other: Tensor, attention_mask: Tensor | None, path: Path, at: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs for two sequences of the same model in float32, at the places that are asked for.
+
+        Args:
+            x: as in a call.
+            other: of the same shape.
+            attention_mask: of both.
+            path: as in a call, without autocast.
+            at: index into the outputs.
+        """
+        case, autocast = self.case, path.autocast
+        built = self.built if autocast else case.bench.pool.get(self.built.config, torch.float32)
+        single = Stream.__new__(Stream)
+        single.__dict__.update(self.__dict__, built=built)
+        if self.kept is not None and self.kept.is_floating_point():
+            single.kept = self.kept.float()
+        plain = replace(path, autocast="", layout="", compiled=False)
+        with torch.no_grad():
+            first, second = (
+                single(v.float() if v.is_floating_point() else v, attention_mask, path=plain)[at] for v in (x, other)
+            )
+        return first, second
+
     def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return what the subject's forward gets for a sequence without a mask."""
         if self.kept is None:
@@ -170,7 +195,7 @@ class Stream:
             self.case.reject("a model that puts time first embeds the same tokens in another order")
         leaf, output = at_embedding(module, x, lambda: self(x, mask, path=path))
         if self.case.was_refused:  # called once more on a plainer path, behind the cut of the call that raised
-            plain = replace(path, layout="", autocast=False, compiled=False)
+            plain = replace(path, layout="", autocast="", compiled=False)
             leaf, output = at_embedding(module, x, lambda: self(x, mask, path=plain))
         if leaf is None:
             return None

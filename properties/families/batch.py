@@ -26,14 +26,14 @@ _COUPLED = excludes_fact("batch_coupled")
     kinds=SEQUENCES,
     unless=_COUPLED,
     sweeps_lengths=True,
-    farthest=257,
+    farthest=129,
     catches=("HD04", "HD10", "HD11", "PE07"),
 )
 def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
     """No operation of a Transformer reduces over the batch. Bits may differ (other kernels for other shapes), so the
     comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled.
     """
-    length, batch = case.length("T"), case.integer("B", 2, 4)
+    length, batch = case.length("T"), case.batch(2, 4)
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
     x = stream.draw(batch, length)
     for path in case.paths(masks=("none", "ones")):

@@ -29,7 +29,7 @@ _LEAKS = ("CM01", "CM04", "CM05", "CM10", "CM13", "CM14", "CM17", "CM19", "CM20"
 def _start(case: Case, *, low: int = 1, batch: int | None = None) -> tuple[Stream, int, int]:
     """Draw sizes and a model; return the stream, T and B."""
     length = case.length("T", low=low)
-    size = case.integer("B", 1, 3) if batch is None else batch
+    size = case.batch() if batch is None else batch
     return Stream(case, case.built()), length, size
 
 
@@ -63,6 +63,7 @@ def _permitted(case: Case, length: int) -> Tensor:
     unless=_CAUSAL,
     sweeps_lengths=True,
     catches=_LEAKS,
+    in_half=True,
 )
 def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
     """A masked score is -inf, its weight exactly 0; all else acts on one position at a time.
@@ -78,8 +79,8 @@ def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
         case.reject("the whole sequence is prefix")
     x = stream.draw(batch, length)
     changed = x.clone()
-    loud = 100.0 if x.is_floating_point() and case.flag("loud") else 1
-    changed[:, first:] = (stream.other(x) * loud if x.is_floating_point() else stream.other(x))[:, first:]
+    loud = case.loudness(1.0, 100.0) if x.is_floating_point() else 1
+    changed[:, first:] = (stream.other(x) * loud)[:, first:]
     real = case.integer("real", first, length)
     for path in case.paths(masks=("none", "ones", "padded"), training=True, compiled=True):
         mask = _mask(stream, x, path, real)
@@ -91,6 +92,9 @@ def later_inputs_do_not_reach_earlier_outputs(case: Case) -> None:
             f"the outputs before position {first} changed when inputs from position {first} on were replaced",
             cause=show.leak,
             influence=show,
+            in_single=lambda mask=mask, path=path: stream.in_single(  # type: ignore[misc]
+                changed, x, mask, path, (slice(None), slice(first))
+            ),
         )
         if bool((after[:, first:] != before[:, first:]).any()):
             case.witness()
@@ -158,6 +162,7 @@ def leak_of(case: Case, built: Built) -> str | None:
     sweeps_lengths=True,
     farthest=0,  # a backward for each output
     catches=(*_LEAKS, "CM02"),
+    in_half=True,
 )
 def gradients_stop_at_the_present(case: Case) -> None:
     """The weight of a masked key is exactly 0, so nothing flows back through it: zero to the bit, in any dtype.
@@ -175,8 +180,8 @@ def gradients_stop_at_the_present(case: Case) -> None:
         substituted = influence is None
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
         _no_leak(case, stream, influence, permitted, path)
-        if substituted and path.autocast:
-            continue  # what half precision cannot tell from rounding counts as no influence there
+        if case.is_in_half or (substituted and path.autocast):
+            continue  # what half precision cannot tell from rounding, or from 0, counts as no influence there
         _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
     if not case.subject.is_functional and case.built(dtype=stream.built.dtype).config.dropout > 0:
         training = Path(training=True)
@@ -238,6 +243,7 @@ def _no_gap(case: Case, stream: Stream, influence: Tensor, allowed: Tensor, path
     sweeps_lengths=True,
     farthest=257,
     catches=(*_LEAKS, "RP11"),
+    in_half=True,
 )
 def a_prefix_gives_the_first_outputs(case: Case) -> None:
     """Nothing after t reaches outputs up to t, so cutting the sequence there changes nothing.
@@ -288,6 +294,7 @@ def _length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) 
     requires=("batch.independence",),
     unless=(_CAUSAL, excludes_fact("prefix")),
     catches=("CM01", "CM02", "CM19"),
+    in_half=True,
 )
 def the_first_output_sees_the_first_input_alone(case: Case) -> None:
     """Softmax over a single key is 1, whatever its score; so the rest of the sequence cannot matter. A batch of
@@ -321,6 +328,7 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
     sweeps_lengths=True,
     farthest=0,
     catches=("CM16", "KV08"),
+    in_half=True,
 )
 def the_window_has_the_declared_width(case: Case) -> None:
     """Stated for one layer: N layers reach N (w - 1) steps back. Lengths pass the window by one and by more."""
@@ -334,7 +342,8 @@ def the_window_has_the_declared_width(case: Case) -> None:
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()
         _no_leak(case, stream, influence, allowed, path)
-        _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
+        if not case.is_in_half:
+            _no_gap(case, stream, _without_chance(stream, influence, allowed, path), allowed, path)
     if length > window or length < window:
         case.witness()
 
@@ -347,6 +356,7 @@ def the_window_has_the_declared_width(case: Case) -> None:
     kinds=PER_POSITION,
     unless=(needs_fact("causal", False), excludes_fact("prefix")),
     catches=("CM17",),
+    in_half=True,
 )
 def a_bidirectional_subject_sees_the_future(case: Case) -> None:
     """Every output of an encoder reaches every input (a declared window limits it)."""

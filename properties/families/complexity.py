@@ -83,7 +83,7 @@ def products_are_those_of_the_formula(case: Case) -> None:
     whose cost grows with T where a window, or memory that grows with T, is known of it.
     """
     built = case.built(dtype=torch.float32)
-    batch, length = case.integer("B", 1, 2), case.integer("T", 2, 8)
+    batch, length = case.batch(1, 2), case.integer("T", 2, 8)
     run = _call(case, built, batch, length)
     got = case.apply(num_operations, run)
     if not got:

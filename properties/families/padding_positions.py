@@ -25,6 +25,7 @@ _PLACES = {"right": ("last",), "left": ("first",), "both": ("first", "middle", "
     examples_factor=0.4,
     catches=("PM11", "PM14", "PM17", "CM17"),
     asks=("padding_side", "right"),
+    in_half=True,
 )
 def every_position_can_be_hidden(case: Case) -> None:
     """A mask that is taken and not read passes every check of what padding must not do: it does nothing. So one
@@ -80,6 +81,9 @@ def _hides(case: Case, stream: Stream, x: Tensor, everything: Tensor, place: int
                 at(partly, others),
                 f"other content at position {place} of {length}, which the mask hides, changes outputs elsewhere",
                 cause=lambda: hiding_cause(stream),
+                in_single=lambda path=path, others=others: stream.in_single(  # type: ignore[misc]
+                    changed, x, hidden, path, (slice(None), others) if stream.per_position else ...
+                ),
             )
 
 

@@ -176,8 +176,8 @@ def _widen(module: Any) -> None:
 
 @holds(
     "numerics.autocast",
-    statement="Under autocast the output is finite, and the one without it within bfloat16's rounding.",
-    formula="|f_autocast(x) - f(x)| <= tol(bfloat16) |f|",
+    statement="Under autocast to either half type the output is finite, and the one without it within rounding.",
+    formula="|f_autocast(x) - f(x)| <= tol(u) |f|, u = 2^-8, 2^-11",
     source="torch.amp; documented bug PM05: mask constants that overflow in half precision.",
     kinds=_KINDS,
     level="extended",
@@ -193,7 +193,8 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
     built = case.built(dtype=torch.float32)
     if makes_choices(case.bench, built):
         case.does_not_apply("it picks by numbers that it computes (top-k); rounding to half precision flips such picks")
-    if is_swamped(case.bench, case.bench.pool.get(built.config, torch.bfloat16)):
+    halves = [d for d in LADDER["half"] if not is_swamped(case.bench, case.bench.pool.get(built.config, d))]
+    if torch.bfloat16 not in halves:
         case.does_not_apply("it amplifies rounding beyond what bfloat16 can show")
     inputs = ordinary(case.subject, built.config, case.generator, torch.float32)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
@@ -204,24 +205,28 @@ def autocast_changes_only_the_rounding(case: Case) -> None:
         mask[0, -2:] = False
         given["attention_mask"] = mask
     expected = case.call(built, *tensors, *inputs.extras, **given).detach()
-    try:
-        got = case.call(built, *tensors, *inputs.extras, path=Path(autocast=True), **given).detach()
-    except SubjectError as problem:
-        run = case.caller(built, *tensors, *inputs.extras, path=Path(autocast=True))
-        works = False if given else case.apply(runs_under_autocast, run, case.bench.device.type)
-        case.require(works, "it raises under autocast", got=str(problem)[:200], expected="an output")
-        return
-    real = given["attention_mask"] if given and expected.ndim == 3 else ...
-    case.finite(got[real], "under autocast the output is NaN or infinite")
-    case.close(got.double()[real], expected.double()[real], "under autocast the output is another one",
-               bound=half_tolerance_of(case.bench, built) * size_of(expected), constants_allowed=True)  # fmt: skip
+    for dtype in halves:
+        path = Path(autocast=_name(dtype))
+        under = "under autocast" if dtype == torch.bfloat16 else "under autocast to float16"
+        try:
+            got = case.call(built, *tensors, *inputs.extras, path=path, **given).detach()
+        except SubjectError as problem:
+            run = case.caller(built, *tensors, *inputs.extras, path=path)
+            works = False if given else case.apply(runs_under_autocast, run, case.bench.device.type, _name(dtype))
+            case.require(works, f"it raises {under}", got=str(problem)[:200], expected="an output")
+            return
+        real = given["attention_mask"] if given and expected.ndim == 3 else ...
+        case.finite(got[real], f"{under} the output is NaN or infinite")
+        case.close(got.double()[real], expected.double()[real], f"{under} the output is another one",
+                   bound=half_tolerance_of(case.bench, built, dtype) * size_of(expected),
+                   constants_allowed=True)  # fmt: skip
     case.witness()
 
 
-def runs_under_autocast(run: Callable[[], object], device: str) -> Tensor:
-    """Return whether a call works under autocast."""
+def runs_under_autocast(run: Callable[[], object], device: str, dtype: str) -> Tensor:
+    """Return whether a call works under autocast to a dtype."""
     try:
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=getattr(torch, dtype)):
             run()
     except Exception:
         return torch.tensor(False)

@@ -10,6 +10,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import Report, Result, SubjectReport, believed, reach_of
+from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.subject import Subject
 
 OnResult = Callable[[Subject, Result], None]
@@ -50,7 +51,7 @@ def judge_subject(
     judge.reconsider_all(part.results, properties)
     part.probed = judge.probed
     part.believed = believed(subject.declares, judge.verified)
-    part.reach = reach_of(part.results)
+    part.reach, part.claims = reach_of(part.results), claims_of(subject)
     part.power = judge.prove_power(properties)
     part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
     return part

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -23,6 +23,9 @@ BLOCKED = "BLOCKED"
 VACUOUS = "VACUOUS"
 ERROR = "ERROR"
 TIMEOUT = "TIMEOUT"
+NOT_REACHED = "not reached"
+"""Name, beside those of sizes, under which a reach tells what was left out."""
+
 OUTCOMES = (PASS, FAIL, OPEN, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
 """Every outcome; only PASS passes. OPEN is a question: what was seen is a defect, or by design and to be declared."""
 
@@ -116,7 +119,9 @@ class SubjectReport:
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
-        reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes.
+        reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes; and
+            as `not reached` what they left out, with the reason.
+        claims: sizes that it claims, named as in `reach`.
         seconds: spent on it, by all processes together.
         results: one a property.
     """
@@ -130,6 +135,7 @@ class SubjectReport:
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
 
@@ -149,14 +155,22 @@ def believed(declared: Iterable[str], verified: Iterable[str]) -> list[str]:
 
 
 def reach_of(results: Iterable[Result]) -> dict[str, list[Any]]:
-    """Return how far several properties together looked."""
+    """Return how far several properties together looked; what one of them did not reach another may have."""
     together: dict[str, list[Any]] = {}
     for result in results:
         for name, seen in result.reach.items():
             known = [*together.get(name, ()), *seen]
             is_words = isinstance(known[0], str)
             together[name] = list(dict.fromkeys(known)) if is_words else [min(known), max(known)]
-    return together
+    left = [told for told in together.pop(NOT_REACHED, []) if not _is_reached(told, together)]
+    return together | ({NOT_REACHED: left} if left else {})
+
+
+def _is_reached(told: str, reach: Mapping[str, list[Any]]) -> bool:
+    """Whether what a property says that it did not reach (`T 1024 (time)`) was reached by another one."""
+    name, _, value = told.partition(" (")[0].rpartition(" ")
+    seen = reach.get(name, [0])
+    return told.partition(" ")[0] in reach.get("dtype", ()) or (value.isdigit() and int(value) <= seen[-1])
 
 
 class ViolationsFoundError(AssertionError):

@@ -24,9 +24,11 @@ _CANDIDATES = (
 )
 
 
-LONG, WIDE = "long", "wide"
+LONG, WIDE, LARGEST = "long", "wide", "largest"
 MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
+MOST_SAMPLES = 9
+"""Batch of the models that are reached for: one more than those that are taken eight at a time."""
 
 _FURTHER = {
     # the smallest one, made for long sequences; and one with many heads, layers and channels
@@ -36,14 +38,75 @@ _FURTHER = {
     ),
 }
 
+_LONGEST = 4096
+"""A model may keep a table of all pairs of its positions: 64 MB of float32 at this length."""
+
+_ROWS = {
+    # what kernels choose by: the width of a head (odd, no power of two, beyond 64), eight heads that share their keys,
+    # the number of layers; vocabularies on both sides of a byte. Few layers where channels are many, which cost most
+    "eight heads": DrawnConfig(
+        d_model=64, num_heads=8, num_key_value_heads=1, num_layers=6, d_ff=72, vocab_size=131, max_len=34
+    ),
+    "heads of 32": DrawnConfig(
+        d_model=128, num_heads=4, num_key_value_heads=2, num_layers=4, d_ff=76, vocab_size=258, max_len=34
+    ),
+    "heads of 80": DrawnConfig(
+        d_model=160, num_heads=2, num_key_value_heads=1, num_layers=1, d_ff=84, vocab_size=300, max_len=34
+    ),
+    "heads of 96": DrawnConfig(
+        d_model=192, num_heads=2, num_key_value_heads=2, num_layers=1, d_ff=100, vocab_size=259, max_len=34
+    ),
+    "heads of 128": DrawnConfig(
+        d_model=256, num_heads=2, num_key_value_heads=1, num_layers=1, d_ff=68, vocab_size=513, max_len=34
+    ),
+    "odd heads": DrawnConfig(
+        d_model=90, num_heads=6, num_key_value_heads=3, num_layers=1, d_ff=110, vocab_size=127, max_len=34
+    ),
+    "odd width": DrawnConfig(
+        d_model=65, num_heads=1, num_key_value_heads=1, num_layers=2, d_ff=130, vocab_size=129, max_len=34
+    ),
+}
+"""More sizes, each of which a right model may refuse: an odd width, say."""
+
 
 def further(subject: Subject) -> dict[str, DrawnConfig]:
     """Return the sizes that are reached for beside those that are drawn: a ready-made instance has its own alone."""
     if subject.build is None:
         own = subject.config or DrawnConfig()
         return {LONG: own, WIDE: own}
-    smallest = palette(subject)[0]
-    return {name: fitted(config, subject) or smallest for name, config in _FURTHER.items()}
+    smallest, longest = palette(subject)[0], min(subject.fact("max_len", 0), _LONGEST)
+    wanted = {LONG: replace(_FURTHER[LONG], max_len=max(_FURTHER[LONG].max_len, longest)), WIDE: _FURTHER[WIDE]}
+    return {name: fitted(config, subject) or smallest for name, config in wanted.items()} | _rows(subject)
+
+
+def _rows(subject: Subject) -> dict[str, DrawnConfig]:
+    """Return those of `_ROWS` that the domain leaves as they are meant, or makes into others that are nowhere else."""
+    found: dict[str, DrawnConfig] = {}
+    known = {_shape(c) for c in (*palette(subject), fitted(_FURTHER[WIDE], subject)) if c is not None}
+    for name, config in ({LARGEST: _largest(subject)} | _ROWS).items():
+        sizes = fitted(config, subject)
+        if sizes is not None and _shape(sizes) not in known:
+            known.add(_shape(sizes))
+            found[name] = sizes
+    return found
+
+
+def _largest(subject: Subject) -> DrawnConfig:
+    """Return the sizes at the ends of the domain, or the wide ones where such a model is too large for a check."""
+    ends = {name: max(subject.domain[name]) for name in _SHAPE if name in subject.domain}
+    found = replace(_FURTHER[WIDE], **{"num_layers": 1, **ends}) if ends else _FURTHER[WIDE]
+    return found if 12 * found.num_layers * found.d_model**2 <= _MOST_PARAMETERS else _FURTHER[WIDE]
+
+
+_MOST_PARAMETERS = 8_000_000
+"""Built, drawn and called a few times in half a second."""
+
+_SHAPE = ("d_model", "num_heads", "num_key_value_heads", "num_layers")
+
+
+def _shape(config: DrawnConfig) -> tuple[int, ...]:
+    """Return the sizes that choose a kernel or a branch; of a vocabulary or a hidden width another one chooses none."""
+    return tuple(getattr(config, name) for name in _SHAPE)
 
 
 def palette(subject: Subject) -> list[DrawnConfig]:

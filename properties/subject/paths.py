@@ -28,7 +28,7 @@ class Path:
         backend: key of `Subject.backends`, or "default".
         training: whether the model is in train mode (only where it is deterministic there).
         layout: of the inputs in memory, see `layouts.LAYOUTS`; "" for contiguous.
-        autocast: under torch.autocast to bfloat16.
+        autocast: dtype of torch.autocast, "bfloat16" or "float16"; "" for none.
         compiled: through torch.compile.
     """
 
@@ -37,14 +37,15 @@ class Path:
     backend: str = "default"
     training: bool = False
     layout: str = ""
-    autocast: bool = False
+    autocast: str = ""
     compiled: bool = False
 
     def __str__(self) -> str:
         words = [f"mask={self.mask}", f"mode={self.mode}"]
         if self.backend != "default":
             words.append(f"backend={self.backend}")
-        words += [word for word in ("autocast", "compiled") if getattr(self, word)]
+        words += ["autocast"] * bool(self.autocast) + [self.autocast] * (self.autocast == "float16")
+        words += ["compiled"] * self.compiled
         if self.training:
             words.append("train")
         if self.layout:
@@ -81,7 +82,7 @@ def paths_of(
         found += [Path(mask=m, mode=modes[0], training=True) for m in forms]
     if forms:
         found.append(Path(mask=forms[-1], mode=modes[0], layout="strided"))
-        found += [Path(mask=forms[-1], mode=modes[0], autocast=True)] * autocast
+        found += [Path(mask=forms[-1], mode=modes[0], autocast="bfloat16")] * autocast
         found += [Path(mask=forms[-1], mode=modes[0], compiled=True)] * compiled
     return found
 
@@ -106,7 +107,7 @@ def walking(path: Path, subject: Subject, module: object, device: torch.device) 
         "inference": torch.inference_mode,
     }[path.mode]()
     backend = subject.backends[path.backend]() if path.backend != "default" else nullcontext()
-    mixed = torch.autocast(device.type, dtype=torch.bfloat16) if path.autocast else nullcontext()
+    mixed = torch.autocast(device.type, dtype=getattr(torch, path.autocast)) if path.autocast else nullcontext()
     trained = module if path.training and isinstance(module, nn.Module) else None
     with grad, backend, mixed:
         if trained is not None:

@@ -25,10 +25,11 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.searching.reaching import far_cases, wide_cases
+from veriformer.properties.engine.searching.dtypes import half_cases, in_turns
+from veriformer.properties.engine.searching.reaching import far_cases, why
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
-from veriformer.properties.subject.palette import LONG, colliding_lengths
+from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
 
@@ -54,13 +55,24 @@ class Found:
     problem: BaseException
 
 
-def _or_else(cause: Callable[[], str | None] | None, works: int, fails: int) -> str | None:
-    """Return what a cause says, or at which length the failure begins."""
+def _or_else(cause: Callable[[], str | None] | None, begins: str) -> str | None:
+    """Return what a cause says, or at which size the failure begins."""
     told = None if cause is None else cause()
-    return told or f"it begins with sequences of {fails}: at {works} it is not there"
+    return told or begins
 
 
-def _sizes(fixed: Mapping[str, Any]) -> str:
+def _sizes(fixed: Mapping[str, Any], name: str, value: int) -> dict[str, int]:
+    """Return a size of a case, and what is cut before its last position."""
+    return {name: value} | ({cut: value - 1 for cut in ("t", "real") if cut in fixed} if name == "T" else {})
+
+
+def _with_dtype(cause: Callable[[], str | None] | None, dtype: str) -> str:
+    """Return what a cause says, and that it is so in a dtype."""
+    told = None if cause is None else cause()
+    return f"{f'{told}; in {dtype}' if told else f'in {dtype} alone'}: the same case holds in float32"
+
+
+def _words(fixed: Mapping[str, Any]) -> str:
     return f"sequences of {fixed['T']}" if fixed["reach"] == LONG else "the wide model"
 
 
@@ -91,7 +103,37 @@ class Search:
                 return self._shrink(problem, fixed)
         wanted = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
         drawn = max(wanted - self.bench.tally.examples, (wanted + 1) // 2)  # swept lengths are cases too
-        return self._hypothesis(drawn, {}) or self._reach()
+        return self._hypothesis(drawn, {}) or self._halve() or self._reach()
+
+    def _halve(self) -> Found | None:
+        """Cover half precision, of which a subject that refuses it is not asked (see numerics.precision-ladder)."""
+        for fixed in half_cases(self.bench, self.prop):
+            try:
+                self._judge(RandomDraws(self._seed(), fixed))
+            except (RejectedError, SubjectError, NotSpokenOfError, RuntimeError):
+                continue  # a RuntimeError is torch's in the backward
+            except Violation as problem:
+                assert self.last is not None
+                self._walks_all = True
+                far = self.shrinks and "reach" in fixed
+                found = self._narrowed(Found(self.last, problem), fixed) if far else self._shrink(problem, fixed)
+                self._tell_dtype(found)
+                return found
+        return None
+
+    def _tell_dtype(self, found: Found) -> None:
+        """Let the cause of a failure say that the dtype is, where the same case holds in float32."""
+        if not found.case.is_in_half:
+            return
+        kept, self.bench.tally = self.bench.tally, Tally()
+        try:
+            self._judge(RandomDraws(self._seed(), {**found.case.choices, "dtype": "float32"}))
+        except (Exception, BudgetSpent, SubjectTimeoutError, NotSpokenOfError):
+            return
+        finally:
+            self.bench.tally = kept
+        if isinstance(found.problem, Violation):
+            found.problem.cause = partial(_with_dtype, found.problem.cause, found.case.choices["dtype"])
 
     def _reach(self) -> Found | None:
         """Cover what lies beyond the small sizes.
@@ -100,36 +142,52 @@ class Search:
             BudgetSpent: before all of it was covered; says what was not.
             SubjectTimeoutError: a call took too long; says at which length.
         """
-        sweeps = self.prop.sweeps_lengths
-        far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps)
-        for fixed in (*far, *wide_cases(self.bench)) if not sweeps else far:
+        for fixed in far_cases(self.bench, self.prop):
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
                 continue
             except BudgetSpent:
-                raise BudgetSpent(f", before {_sizes(fixed)}") from None
+                raise BudgetSpent(f", before {_words(fixed)}") from None
             except SubjectTimeoutError as problem:
-                raise SubjectTimeoutError(f"{problem}, with {_sizes(fixed)}") from None
+                raise SubjectTimeoutError(f"{problem}, with {_words(fixed)}") from None
             except Exception as problem:
+                if isinstance(problem, SubjectError) and fixed["reach"] not in (LONG, WIDE):
+                    # what was called once may refuse a mask, or a cache, of such a size
+                    self.bench.tally.note_reach({"not reached": f"{fixed['reach']} (refused: {why(problem)})"})
+                    continue
                 assert self.last is not None
                 self._walks_all = True
                 found = Found(self.last, problem)
-                return self._narrowed(found, fixed) if self.shrinks and "T" in fixed else found
+                return self._narrowed(found, fixed) if self.shrinks else found
         return None
 
     def _narrowed(self, found: Found, fixed: Mapping[str, Any]) -> Found:
-        """Return the failure at the shortest length at which it is still there."""
-        works, fails = 1, int(fixed["T"])
+        """Return the failure at the shortest length, and with the fewest samples, at which it is still there."""
+        told = ""
+        for name, words in (("T", "sequences"), ("B", "batches")):
+            if name in fixed:
+                found, least, is_least = self._least(found, fixed, name)
+                fixed = {**fixed, **_sizes(fixed, name, least)}
+                if not told and is_least and least > 2:  # one position, or sample, has nothing to be mixed with
+                    told = f"it begins with {words} of {least}: at {least - 1} it is not there"
+        if fixed["reach"] != LONG and not told:
+            told = f"no small model shows it, this one does ({fixed['reach']})"
+        if told and isinstance(found.problem, Violation):
+            found.problem.cause = partial(_or_else, found.problem.cause, told)
+        return found
+
+    def _least(self, found: Found, fixed: Mapping[str, Any], name: str) -> tuple[Found, int, bool]:
+        """Return the failure at the least value of a size at which it is there, that, and whether it was found out."""
+        works, fails = 1, int(fixed[name])
         while fails - works > 1:
             middle = (works + fails) // 2
             try:
-                cut = {name: middle - 1 for name in ("t", "real") if name in fixed}
-                self._judge(RandomDraws(self._seed(), {**fixed, "T": middle, **cut}))
+                self._judge(RandomDraws(self._seed(), {**fixed, **_sizes(fixed, name, middle)}))
             except RejectedError:
                 works = middle
             except (BudgetSpent, SubjectTimeoutError):
-                return found
+                return found, fails, False
             except Exception as problem:
                 assert self.last is not None
                 if type(problem) is type(found.problem):
@@ -138,9 +196,7 @@ class Search:
                 works = middle
             else:
                 works = middle
-        if works > 1 and isinstance(found.problem, Violation):
-            found.problem.cause = partial(_or_else, found.problem.cause, works, fails)
-        return found
+        return found, fails, True
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
         """Judge one recorded case, on every path.
@@ -168,18 +224,25 @@ class Search:
         # an id of its own for every property: the cases of one do not depend on which others ran
         return self.bench.settings.seed * 1_000_003 + int.from_bytes(self.prop.id.encode()[-6:], "big")
 
-    def _sweep(self) -> Iterator[dict[str, int]]:
+    def _sweep(self) -> Iterator[dict[str, Any]]:
         if not self.prop.sweeps_lengths:
             return
         for index, config in enumerate(self.bench.configs[: self.bench.settings.effort.sweep_configs]):
-            for length in colliding_lengths(self.bench.subject, config):
-                yield {"config": index, "T": length}
+            for length, dtype in zip(
+                colliding_lengths(self.bench.subject, config), in_turns(self.bench, config), strict=False
+            ):
+                yield {"config": index, "T": length, **dtype}
 
     def _judge(self, draws: Draws) -> None:
         if self.allowance.is_spent:
             raise BudgetSpent
         self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
-        self.prop.check(self.last)
+        try:
+            self.prop.check(self.last)
+        except Violation as problem:
+            if self.last.is_in_half and problem.asks is None:
+                problem.asks = ("half_precision", False)
+            raise
         self.bench.tally.examples += 1
 
     def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:

@@ -1,0 +1,54 @@
+"""How far a subject was looked at, beside what it claims, in one line; and how that changed between reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from veriformer.reports.verdicts import name_of
+
+LEFT_OUT = "not reached"
+
+
+def reach(subject: Mapping[str, Any]) -> str:
+    """Return how far a subject was looked at, in one line; empty where no property called it.
+
+    >>> reach({"reach": {"T": [1, 1025], "dtype": ["float32", "float64"]}, "facts": {"max_len": 2048}})
+    'T 1..1025 of 2048 · float32 float64'
+    >>> reach({"reach": {"T": [1, 65], "not reached": ["T 512 (time)"]}, "claims": {"T": 512}})
+    'T 1..65 of 512 · not reached: T 512 (time)'
+    """
+    told = []
+    facts = subject.get("facts", {})
+    claims = ({"T": facts["max_len"]} if "max_len" in facts else {}) | subject.get("claims", {})
+    seen = dict(subject.get("reach", {}))
+    left = seen.pop(LEFT_OUT, [])
+    for name, values in seen.items():
+        if isinstance(values[0], str):
+            told.append(" ".join(values))
+            continue
+        low, high = values
+        claimed = f" of {claims[name]}" if name in claims and (name == "T" or claims[name] > high) else ""
+        told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
+    return " · ".join([*told, *([f"{LEFT_OUT}: {'; '.join(left)}"] if left else [])])
+
+
+def reach_changes(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, str]]:
+    """Return what another report reached of a subject than the one before that knew it.
+
+    Args:
+        records: pairs of a file's name and its report, in order.
+
+    Returns:
+        Each with `name`, `from`, `before`, `to`, `after`.
+    """
+    known: dict[str, tuple[str, str]] = {}
+    found = []
+    for source, record in records:
+        for subject in record["subjects"]:
+            name, after = name_of(subject), reach(subject)
+            was, before = known.get(name, (source, after))
+            if before != after and before and after:
+                found.append({"name": name, "from": was, "before": before, "to": source, "after": after})
+            known[name] = (source, after)
+    return found
