@@ -15,7 +15,7 @@ from torch.nn import functional
 from veriformer.properties import Subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.definitions.attention import attention_oracle
-from veriformer.properties.definitions.attention_gradients import exact_attention
+from veriformer.properties.definitions.attention_gradients import exact_attention, stored_attention
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
@@ -215,3 +215,18 @@ def test_the_closed_form_is_the_definition(soft_cap: float | None) -> None:
     again = scores.masked_fill(~allow, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     for got, right in zip(pairs[::2], torch.autograd.grad((again * weight).sum(), (q, k, v)), strict=True):
         assert torch.allclose(got, right, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_stored_in_half_is_bounded_and_the_closed_form_is_that_of_autograd() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(1, 2, n, 8, generator=generator, dtype=torch.float64) for n in (5, 40, 40, 5)]
+    q, k, v, weight = (x.to(torch.bfloat16) for x in drawn)
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    output = (wide[0] @ wide[1].mT * 0.25).softmax(-1) @ wide[2]
+    right = (output, *torch.autograd.grad((output * weight.double()).sum(), wide))
+    half = [x.requires_grad_() for x in (q, k, v)]
+    low = ((half[0] @ half[1].mT) * 0.25).softmax(-1) @ half[2]
+    found = (low, *torch.autograd.grad((low * weight).sum(), half))
+    for got, wanted, (expected, bound) in zip(found, right, stored_attention(q, k, v, 0.25, weight), strict=True):
+        assert torch.allclose(expected, wanted, rtol=1e-10, atol=1e-12)
+        assert bool(((got.double() - expected).abs() <= bound).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ def tile_opinion(case: Case, problem: Violation) -> str | None:
     measured = _Lengths(tiling, failed, part).told()
     if measured is None:
         return None
+    if window := _window(tiling, failed, measured):
+        return f"{measured}; with a window of {window} keys it is right: declare window={window} if that is meant"
     if part:  # its output is right there: the weights that it uses are too
         told = (gradient_opinion(case, problem) or "").partition("; right up to ")[0]
     else:
@@ -54,6 +57,20 @@ def _nan_rows(tiling: Tiling, s: Situation) -> str | None:
     return (
         f"NaN in all rows from which the mask hides the first {least} keys or more, and in no others: a tile is empty"
     )
+
+
+def _window(tiling: Tiling, s: Situation, measured: str) -> int | None:
+    """Return the length up to which it is right, where with a window of that many keys it is right further on."""
+    found = re.match(r"right up to (\d+) queries and keys", measured)
+    if not found or tiling.window is not None:
+        return None
+    tiling.window = int(found[1])
+    try:
+        pairs = tiling.judge(s, normal=tiling.steady()).pairs
+        is_right = all(bool(((got.double() - expected).abs() <= bound).all()) for got, expected, bound in pairs)
+        return tiling.window if is_right else None
+    finally:
+        tiling.window = None
 
 
 def _without_length(told: str, where: str) -> str:

@@ -148,6 +148,7 @@ class Tiling:
         case: that it is called for.
         built: its model.
         has_weights: whether that has parameters, and so sizes of its own.
+        window: keys that a query sees under the causal flag, as declared; None: all before it.
     """
 
     def __init__(self, case: Case, built: Built) -> None:
@@ -156,7 +157,7 @@ class Tiling:
         module = built.module
         self.has_weights = isinstance(module, nn.Module) and next(module.parameters(), None) is not None
         fact = case.subject.fact
-        self._window, self._sinks, self._cap = fact("window"), fact("sink_tokens", 0), fact("soft_cap")
+        self.window, self._sinks, self._cap = fact("window"), fact("sink_tokens", 0), fact("soft_cap")
         self._alignment: str | None = None
 
     def fitted(self, s: Situation) -> Situation | None:
@@ -178,7 +179,7 @@ class Tiling:
         if not s.causal:
             return mask
         alignment = "bottom-right" if s.queries == s.keys else self.alignment
-        flag = causal_allow(s.queries, s.keys, alignment, self._window, self._sinks)[None, None]
+        flag = causal_allow(s.queries, s.keys, alignment, self.window, self._sinks)[None, None]
         return flag if mask is None else flag.to(mask.device) & mask
 
     def judge(self, s: Situation, *, path: Path = DEFAULT, normal: Normal | None = None) -> Judged:
