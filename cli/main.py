@@ -17,6 +17,7 @@ from veriformer.cli.mutants import mutants
 from veriformer.cli.replay import replay
 from veriformer.cli.report import report
 from veriformer.cli.sweep import sweep
+from veriformer.clusters.opening import ClusterError
 
 USAGE = 3
 
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(USAGE)
     except click.ClickException as problem:
         problem.show()
+        sys.exit(USAGE)
+    except ClusterError as problem:
+        click.UsageError(str(problem)).show()
         sys.exit(USAGE)
     except click.Abort:
         click.echo("interrupted", err=True)
