@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,13 @@ class ClusterError(Exception):
 
 
 class Cluster(Executor, Protocol):
-    """An executor with workers on other machines."""
+    """An executor with workers on other machines.
+
+    Attributes:
+        rounds: how many calls one after another are better than a long one, since what they need is kept in between.
+    """
+
+    rounds: int
 
     def width(self) -> int:
         """Return how many calls are worth handing over at a time."""
@@ -53,32 +60,68 @@ def dask(address: str) -> Iterator[Cluster]:
             "start one with `dask scheduler` and give the address it prints"
         ) from None
     try:
-        yield _Dask(client)
+        yield _Dask(client, address)
     finally:
         client.close()
 
 
 class _Dask:
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    rounds = 4
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
         self._executor = client.get_executor(pure=False)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = self._executor.submit(function, *arguments)
+        with self._there():
+            future: Future[Any] = self._executor.submit(pickle.loads, _called_when_read(function, arguments))
         return future
 
     def width(self) -> int:
         """Return four calls a thread: none waits for work, and the last ones end at about the same time."""
-        return 4 * max(1, sum(self._client.nthreads().values()))
+        with self._there():
+            return 4 * max(1, sum(self._client.nthreads().values()))
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """Wait while the client looks for a scheduler that it has lost; what is handed over then would never end."""
+        try:
+            while self._client.status == "connecting":
+                time.sleep(0.1)
+            if self._client.status != "running":
+                raise ConnectionError("it was lost and did not come back")
+            yield
+        except (OSError, TimeoutError, RuntimeError) as problem:
+            line = (str(problem) or type(problem).__name__).splitlines()[0]
+            raise ClusterError(
+                f"the Dask scheduler at {self._address} is gone ({line}); start one again and give the same command"
+            ) from None
 
     def tell(self, function: Callable[..., None], /, *arguments: Any) -> None:
         def run() -> None:
             with contextlib.suppress(Exception):  # the scheduler may be gone, which is why the run ends
-                self._client.run(function, *arguments, on_error="ignore")
+                self._client.run(pickle.loads, _called_when_read(function, arguments), on_error="ignore")
 
         telling = threading.Thread(target=run, daemon=True)  # what a scheduler that hangs would keep waiting
         telling.start()
         telling.join(_FAREWELL_SECONDS)
+
+
+class _Call:
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._told = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._told
+
+
+def _called_when_read(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Return a pickle that gives, when it is read, what the function returns.
+
+    A function that a worker cannot import ends the worker, not the call, if it is handed to Dask as it is: then all
+    that is left waits for ever.
+    """
+    return pickle.dumps(_Call(function, arguments))
 
 
 @contextlib.contextmanager
@@ -115,6 +158,8 @@ def batch_system(name: str, folder: Path, minutes: int = 60, gib: float = 0) -> 
 
 
 class _Batch:
+    rounds = 1
+
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self._stopped = threading.Event()

@@ -119,7 +119,7 @@ def copies() -> None:
 @pytest.fixture
 def scheduler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaskCluster]:
     """Start a scheduler without workers."""
-    monkeypatch.setattr(opening, "CONNECT_SECONDS", 600.0)
+    monkeypatch.setattr(opening, "CONNECT_SECONDS", 600.0)  # a busy machine starts one slowly
     with running(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 

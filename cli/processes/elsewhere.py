@@ -70,7 +70,8 @@ class Elsewhere:
 
     def share(self, left: int, seconds: float) -> int:
         """Return how many of the judgements that are left, with these limits, make up the next job."""
-        return max(1, min(math.ceil(left / self.width), int(_JOB_SECONDS // seconds)))
+        rounds = self._cluster.rounds
+        return max(1, min(math.ceil(left / (rounds * self.width)), int(_JOB_SECONDS // seconds)))
 
     def begin(self, chore: str, *arguments: Any) -> int:
         """Hand over a job, a method of `Chores` with its arguments; return its key."""

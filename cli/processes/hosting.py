@@ -57,7 +57,7 @@ def done_there(run: str, folder: str, chore: bytes) -> dict[str, Any]:
         host = _take(run, folder)
         try:
             answer = host.do(chore)
-        except (EOFError, OSError, pickle.UnpicklingError):
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             told = host.end()
             continue
         _keep(host)
@@ -92,7 +92,7 @@ class _Host:
         """Hand over a chore and wait for its end.
 
         Raises:
-            EOFError, OSError, UnpicklingError: the process is gone.
+            EOFError, OSError, ValueError, UnpicklingError: the process is gone.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -107,14 +107,22 @@ class _Host:
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        threading.Thread(target=self._process.wait, daemon=True).start()  # else its entry stays until the worker ends
+        threading.Thread(target=self._bury, daemon=True).start()
 
     def end(self) -> str:
         """End it at once; return the status that it ended with."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._process.kill()
-        return str(self._process.wait())
+        return self._bury()
+
+    def _bury(self) -> str:
+        status = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what it never read
+                pipe.close()
+        return str(status)
 
 
 def _take(run: str, folder: str) -> _Host:
