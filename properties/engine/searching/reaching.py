@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
@@ -76,7 +77,11 @@ def far_lengths(bench: Workbench, farthest: int) -> list[int]:
 def reach_of(bench: Workbench) -> int:
     """Return the longest sequence that the subject claims, and takes, of `FARTHEST` at most."""
     if ("reach",) not in bench.measured:
-        bench.measured["reach",] = _reach_of(bench)
+        kept, bench.tally = bench.tally, Tally()  # lengths tried here are none that the first to ask has judged
+        try:
+            bench.measured["reach",] = _reach_of(bench)
+        finally:
+            bench.tally = kept
     longest: int = bench.measured["reach",]
     return longest
 
