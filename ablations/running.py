@@ -14,6 +14,7 @@ from veriformer.ablations.execution.plan import Grouping, Job, jobs_of
 from veriformer.ablations.execution.store import Store
 from veriformer.ablations.measuring.measurement import Measurement
 from veriformer.ablations.studies.study import Study
+from veriformer.ablations.training.records import is_whole
 from veriformer.ablations.trials.trial import code_digest
 from veriformer.ablations.verdicts.summary import FORMAT, summarise, versions
 from veriformer.clusters.attempts import Executor
@@ -47,7 +48,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.jobs = jobs_of(self.studies, self.seeds, self.grouping)
-        stored = self.store.get(key for job in self.jobs for key in job.keys)
+        stored = self._stored()
         self.left = [job for job in self.jobs if any(key not in stored for key in job.keys)]
         self.device_name = self.device_name or device_name(self.grouping.device)
 
@@ -55,6 +56,13 @@ class Run:
     def trials(self) -> int:
         """How many there are in all."""
         return sum(len(job.trials) for job in self.jobs)
+
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        found = self.store.get(key for job in self.jobs for key in job.keys)
+        for key, record in found.items():
+            if not is_whole(record):
+                raise self.store.damaged(f"the record of trial {key} is not what training gives")
+        return found
 
     def advance(self, executor: Executor, ahead: int) -> Iterator[tuple[Job, bool]]:
         """Train what is left; yield each job with whether it ended well, once it is on disk.
@@ -82,8 +90,12 @@ class Run:
 
     def record(self, command: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         """Return what reports are made of, from what is stored by now."""
-        found = self.store.get(key for job in self.jobs for key in job.keys)
-        told = [summarise(study, self.seeds, self.grouping, found) for study in self.studies]
+        found = self._stored()
+        try:
+            told = [summarise(study, self.seeds, self.grouping, found) for study in self.studies]
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
+            why = f"its trials cannot be tabled ({type(problem).__name__}: {problem})"
+            raise self.store.damaged(why) from problem
         told += [_measured(m, measured[m.name]) for m in self.measurements if m.name in measured]
         table = sinusoidal(torch.arange(48), 64) if any(s.name == "positions" for s in self.studies) else None
         return {

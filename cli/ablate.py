@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,41 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from veriformer.cli.options import FOLDER, PROCESSES, Amount
+from veriformer.cli.reading import shown
+from veriformer.cli.speaking import Unwritten, say, screen
+from veriformer.reports.readable import cleaned
+
 UNFINISHED, VIOLATED, INTERRUPTED = 2, 1, 130
-CHOSEN = ("studies", "seeds", "device", "tasks", "variants")
-"""Settings that `--resume` takes from the last run where the command line names none."""
+MOST_SEEDS = 10_000
+_WORDS: Callable[[Any], bool] = lambda v: isinstance(v, list) and all(isinstance(word, str) for word in v)  # noqa: E731
+_CHOSEN: dict[str, Callable[[Any], bool]] = {
+    "studies": _WORDS,
+    "tasks": _WORDS,
+    "variants": _WORDS,
+    "seeds": lambda v: type(v) is int and 1 <= v <= MOST_SEEDS,
+    "device": lambda v: v in ("cpu", "cuda"),
+    "max_memory": lambda v: type(v) in (int, float) and 0 < v <= 2**20,
+    "stack": lambda v: v is None or (type(v) is int and v >= 1),
+}
+"""What determines the trials of a run, and what it must be; `--resume` takes what the command line leaves open from the
+last run: seeds that are trained together belong to a trial, and so do the options that say which these are."""
 
 
 @click.command()
 @click.argument("studies", nargs=-1, metavar="[STUDY...]")
 @click.option("--seeds", type=int, default=None, help="of every row  [default: 12]")
 @click.option("--device", default=None, help="cpu or cuda  [default: cpu]")
-@click.option("--jobs", type=click.IntRange(1), default=None, help="processes  [default: one a core]")
+@click.option("--jobs", type=PROCESSES, default=None, help="processes  [default: one a core]")
 @click.option("--cluster", metavar="ADDRESS", help="tcp://HOST:PORT of a Dask scheduler, or submitit:slurm")
 @click.option("--resume", is_flag=True, help="go on with the last run of the folder")
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help="these tasks alone")
 @click.option("--variant", "variants", multiple=True, metavar="NAME", help="these variants alone, against the base")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path(".veriformer/ablations"),
+@click.option("--out", type=FOLDER, default=Path(".veriformer/ablations"),
               show_default=True, help="folder of the store and the report")  # fmt: skip
-@click.option("--max-memory", default=4.0, show_default=True, metavar="GIB", help="for each stack of seeds")
+@click.option(
+    "--max-memory", type=Amount(2**20), default=None, metavar="GIB", help="for each stack of seeds  [default: 4]"
+)
 @click.option("--stack", type=click.IntRange(1), default=None, metavar="N", help="seeds trained together at most")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--list", "lists", is_flag=True, help="name the studies and stop")
@@ -44,7 +62,7 @@ def ablate(
     tasks: tuple[str, ...],
     variants: tuple[str, ...],
     out: Path,
-    max_memory: float,
+    max_memory: float | None,
     stack: int | None,
     form: str,
     lists: bool,
@@ -61,10 +79,11 @@ def ablate(
     from veriformer.clusters.opening import ClusterError
     from veriformer.reports.ablation import write_report
 
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    err = screen(aside=True)
     if lists:
         return _list(form)
-    asked = {"studies": studies, "seeds": seeds, "device": device, "tasks": tasks, "variants": variants}
+    asked = {"studies": studies, "seeds": seeds, "device": device, "tasks": tasks, "variants": variants,
+             "max_memory": max_memory, "stack": stack}  # fmt: skip
     path = out / "trials.sqlite"
     try:
         if resume and not path.exists():
@@ -72,15 +91,17 @@ def ablate(
                 f"there is nothing to resume in {out}; run without --resume, or name its folder with --out"
             )
         with Store(path) as store:
-            settings = _settings(asked, store.last_settings() if resume else None)
+            settings = _settings(asked, store.last_settings() if resume else None, path)
             chosen, measurements = _choose(settings)
             _check_device(settings["device"], cluster)
-            grouping = Grouping(settings["device"], max_memory * 2**30, stack)
+            if resume:
+                err.print(f"going on with: {_command(settings, cluster)}")
+            grouping = Grouping(settings["device"], settings["max_memory"] * 2**30, settings["stack"])
             run = Run(chosen, measurements, settings["seeds"], grouping, store)
             store.begin(settings)
             for study in chosen:
                 for warning in warnings_before(study, settings["seeds"]):
-                    err.print(f"[yellow]{warning}[/]")
+                    err.print(warning, style="yellow")
             processes = jobs or (2 if settings["device"] == "cuda" else os.cpu_count() or 1)
             interrupted, measured = False, {}
             try:
@@ -91,31 +112,39 @@ def ablate(
             except KeyboardInterrupt:
                 interrupted = True
                 err.print("interrupted: every finished trial is stored; go on with --resume")
-            record = run.record(_command(settings, cluster), measured)
-            written = write_report(record, out)
+            record = cleaned(run.record(_command(settings, cluster), measured))
     except (StoreError, ClusterError, MismatchError) as problem:
         raise click.UsageError(str(problem)) from None
-    except OSError as problem:
-        raise click.UsageError(
-            f"the report cannot be written to {out}: {problem.strerror or problem}; name another folder with --out"
-        ) from None
+    unwritten = Unwritten()
+    with unwritten.attempt("the report"):
+        write_report(record, out)
     if form == "json":
-        click.echo(json.dumps(record, indent=1))
+        say(json.dumps(record, indent=1))
     else:
         show(record)
-        click.echo(f"report: {written[0]}")
-    return INTERRUPTED if interrupted else status_of(record)
+        if not unwritten.count:
+            say(f"report: {out / 'index.html'}")
+    return INTERRUPTED if interrupted else unwritten.status(status_of(record))
 
 
-def _settings(asked: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what the run is about: as asked, else as the last run to be resumed, else the defaults."""
+def _settings(asked: dict[str, Any], last: dict[str, Any] | None, path: Path) -> dict[str, Any]:
+    """Return what the run is about: as asked, else as the last run of the store to be resumed, else the defaults."""
+    from veriformer.ablations.execution.store import StoreError
     from veriformer.ablations.studies import DEFAULT
 
-    usual = {"studies": DEFAULT, "seeds": 12, "device": "cpu", "tasks": (), "variants": ()}
-    before = last or {}
-    told = {name: asked[name] if asked[name] not in (None, ()) else before.get(name, usual[name]) for name in CHOSEN}
-    if told["seeds"] < 1:
-        raise click.UsageError(f"--seeds was {told['seeds']}; at least 1 is required, 12 are the default")
+    usual = {"studies": list(DEFAULT), "seeds": 12, "device": "cpu", "tasks": [], "variants": [], "max_memory": 4.0,
+             "stack": None}  # fmt: skip
+    before = {**usual, **(last or {})}
+    for name, is_sound in _CHOSEN.items():
+        if not is_sound(before[name]):
+            raise StoreError(
+                f"{path} is damaged: the {name} of its last run are {shown(before[name])}; run without --resume"
+            )
+    told = {name: before[name] if asked[name] in (None, ()) else asked[name] for name in _CHOSEN}
+    if not 1 <= told["seeds"] <= MOST_SEEDS:
+        raise click.UsageError(
+            f"--seeds was {told['seeds']}; at least 1 is required, 12 are the default, {MOST_SEEDS} the most"
+        )
     return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
@@ -160,7 +189,8 @@ def _check_device(device: str, cluster: str | None) -> None:
 
 def _progress(err: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]}"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         console=err, transient=True, disable=not err.is_terminal,
     )  # fmt: skip
@@ -177,7 +207,7 @@ def _train(run: Any, executor: Any, ahead: int, err: Console) -> None:
             failed = sum(run.failures.values())
             progress.update(bar, advance=len(job.trials), failed=f"{failed} failed" if failed else "")
     for reason, count in run.failures.items():
-        err.print(f"{count} trials failed: {reason}", markup=False)
+        err.print(f"{count} trials failed: {reason}")
 
 
 def _measure(measurement: Any, settings: dict[str, Any], err: Console) -> list[dict[str, Any]]:
@@ -206,6 +236,10 @@ def _command(settings: dict[str, Any], cluster: str | None) -> str:
     for name in ("task", "variant"):
         for value in settings[f"{name}s"]:
             words += [f"--{name}", value]
+    if settings["max_memory"] != 4.0:
+        words += ["--max-memory", f"{settings['max_memory']:g}"]
+    if settings["stack"] is not None:
+        words += ["--stack", str(settings["stack"])]
     if cluster is not None:
         words += ["--cluster", "..."]
     return shlex.join(words)
@@ -218,19 +252,19 @@ def show(record: dict[str, Any]) -> None:
     from veriformer.reports.measurement_figures import lines
 
     for study in record["studies"]:
-        click.echo(f"\n{study['name']}: {study['question']}")
+        say(f"\n{study['name']}: {study['question']}")
         if study["rows"]:
-            click.echo(noise_line(study))
-            click.echo(table(study, "simple", whole=False))
+            say(noise_line(study))
+            say(table(study, "simple", whole=False))
         for line in [*theorems(study), *lines(study)]:
-            click.echo(line)
+            say(line)
         if study["missing"]:
-            click.echo(f"{study['missing']} trials are missing; rows without all of their seeds are not shown")
-    click.echo(f"\n{provenance(record)}")
+            say(f"{study['missing']} trials are missing; rows without all of their seeds are not shown")
+    say(f"\n{provenance(record)}")
     told = [p["outcome"] for s in record["studies"] for r in s["rows"] for p in r["predictions"]]
     if told:
         counts = ", ".join(f"{told.count(o)} {o}" for o in ("confirmed", "contradicted", "undecided"))
-        click.echo(f"predictions: {counts}")
+        say(f"predictions: {counts}")
 
 
 def status_of(record: dict[str, Any]) -> int:
@@ -247,9 +281,9 @@ def _list(form: str) -> int:
     known: list[Any] = [*STUDIES.values(), *MEASUREMENTS.values()]
     told = [{"name": s.name, "question": s.question, "default": s.name in DEFAULT} for s in known]
     if form == "json":
-        click.echo(json.dumps(told, indent=1))
+        say(json.dumps(told, indent=1))
     else:
         for study in told:
-            click.echo(f"{'*' if study['default'] else ' '} {study['name']:<18} {study['question']}")
-        click.echo("* run by `veriformer ablate` without an argument")
+            say(f"{'*' if study['default'] else ' '} {study['name']:<18} {study['question']}")
+        say("* run by `veriformer ablate` without an argument")
     return 0

@@ -13,16 +13,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
+from veriformer.cli.options import DEVICE, FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
 from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.recorded import CASES, how_to_repeat, write_cases
+from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.cli.unjudged import print_unjudged
+from veriformer.clusters.opening import ClusterError
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
+from veriformer.reports.readable import cleaned
 from veriformer.reports.terminal import print_failure, print_report
 from veriformer.reports.verdicts import shown_in_full, told_by
 
@@ -36,18 +40,18 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @click.option("--exclude", multiple=True, metavar="ID", help="leave these properties or families out")
 @click.option("--level", type=click.Choice(["core", "all"]), default="all", show_default=True)
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="standard", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
+@click.option("--device", type=DEVICE, default="cpu", show_default=True, help="cpu or cuda")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="judge in these dtypes alone")
-@click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
+@click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
 @cluster_option
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @deviation_options
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
-              help="folder for report.json, .html, .md, junit.xml and badge.svg")  # fmt: skip
+@click.option("--out", type=FOLDER, help="folder for report.json, .html, .md, junit.xml and badge.svg")
 @click.option("--format", "form", type=click.Choice(["text", *FORMATS]), default="text", show_default=True)
 @click.option("--stable", is_flag=True, help="leave out what changes from run to run: times, the machine")
-@click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process on the CPU")
-@click.option("--call-seconds", default=30.0, show_default=True, help="limit for one call of the subject")
+@click.option("--max-memory", type=GIBIBYTES, default=8.0, show_default=True, metavar="GIB",
+              help="for each process on the CPU; 0 for no limit")  # fmt: skip
+@click.option("--call-seconds", type=SECONDS, default=30.0, show_default=True, help="limit for one call of the subject")
 @click.option("--allow-open", is_flag=True, help="open questions leave the exit status at 0")
 @click.option("-v", "--verbose", is_flag=True, help="show every property, also those that do not apply")
 def check(
@@ -80,7 +84,7 @@ def check(
         "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
         "named": only,
     }  # fmt: skip
-    err = Console(stderr=True)
+    err = screen(aside=True)
     run = _Run(profile, seed, device)
     run.report.allow_open = allow_open
     size = workers or min(os.cpu_count() or 1, 4)
@@ -105,31 +109,42 @@ def check(
     except RefusedError as problem:
         if problem.is_usage:
             raise click.UsageError(str(problem)) from None
-        click.echo(f"Error: {problem}", err=True)
+        say(f"Error: {problem}", aside=True)
         return NOTHING_JUDGED
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then")
         run.interrupted = True
+    except ClusterError as problem:
+        if not run.report.subjects:
+            raise
+        say(f"Error: {problem}; what follows is what was known by then", aside=True)
+        run.interrupted = True
     report = run.report
+    unwritten = Unwritten()
     if not run.interrupted:
-        deviations.settle(report, err)
-    folder = write_cases(report, out, settings)
-    record = without_changing(report.to_json()) if stable else report.to_json()
+        with unwritten.attempt("the deviations file", DeviationsError):
+            deviations.settle(report, err)
+    folder = (out or Path()) / CASES
+    with unwritten.attempt("the recorded cases", asked=False):
+        write_cases(report, folder, settings)
+    record = cleaned(without_changing(report.to_json()) if stable else report.to_json())
     if out is not None:
-        write_all(record, out)
+        with unwritten.attempt("the report"):
+            write_all(record, out)
     if form != "text":
-        click.echo(FORMATS[form][1](record), nl=False)
+        say(FORMATS[form][1](record), end="")
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = screen()
         judged = print_unjudged(console, record, verbose=verbose)
-        print_report(console, judged, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole)
+        print_report(console, judged, run.statements, run.catalogue_size, verbose=verbose, with_paths=whole,
+                     planned=len(run.statements))  # fmt: skip
         for subject in record["subjects"]:
             others = told_by(subject)
             for result in shown_in_full(subject):
                 repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
                 statement, also = run.statements.get(result["id"], ""), others.get(result["id"], ())
                 print_failure(console, result, statement, subject["name"], also=also, **repeated)
-    return 130 if run.interrupted else report.exit_status
+    return 130 if run.interrupted else unwritten.status(report.exit_status)
 
 
 def seconds_of(profile: str) -> float:
@@ -155,13 +170,15 @@ class _Run:
         order = [p["id"] for p in properties]
         try:
             with Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 console=err, transient=True, disable=not err.is_terminal,
             ) as progress:  # fmt: skip
                 bar = progress.add_task("judging", total=len(plan["subjects"]) * (len(properties) + 1))
                 tasks: list[Task] = [self._canaries([d["kind"] for d in plan["subjects"]], order)]
                 for described in plan["subjects"]:
-                    part = SubjectReport(described["name"], described["kind"], described["target"], described["facts"])
+                    part = SubjectReport(
+                        cleaned(described["name"]), described["kind"], described["target"], cleaned(described["facts"])
+                    )
                     part.believed = list(part.facts)
                     self.report.subjects.append(part)
                     tasks += self._tasks(
@@ -191,7 +208,7 @@ class _Run:
         seconds = seconds_of(self.report.profile)
 
         def judged(answer: dict[str, Any]) -> None:
-            part.results.append(result_of(answer["result"]))
+            part.results.append(result_of(cleaned(answer["result"])))
             part.seconds += part.results[-1].seconds
             part.probed = answer["probed"] or part.probed
             part.believed = [name for name in part.believed if name not in answer["verified"]]
@@ -200,7 +217,7 @@ class _Run:
         for prop in properties:
 
             def lost(why: str, late: bool, prop: dict[str, Any] = prop) -> None:
-                part.results.append(Result(prop["id"], prop["level"], "TIMEOUT" if late else "ERROR", why))
+                part.results.append(Result(prop["id"], prop["level"], "TIMEOUT" if late else "ERROR", cleaned(why)))
                 advance()
 
             def arguments(prop: dict[str, Any] = prop) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from veriformer.cli.reading import one_sentence, read_record
+from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.results.reading import whole
 from veriformer.reports.compliance import changes, compliance, markdown, merged, page, print_compliance
+from veriformer.reports.readable import cleaned, in_markdown
 from veriformer.reports.records import RecordError, write_text
 from veriformer.reports.schema import insist
 
@@ -33,10 +34,10 @@ def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
     table = compliance(merged(records))
-    changed = changes(records)
+    changed, unwritten = changes(records), Unwritten()
     command = f"veriformer compare {' '.join(map(str, files))}"
     if form == "text" and out is None:
-        console = Console(highlight=False, soft_wrap=True)
+        console = screen()
         print_compliance(console, table)
         for change in changed:
             style = "bold red" if change["worse"] else "green"
@@ -49,17 +50,18 @@ def compare(files: tuple[Path, ...], form: str, out: Path | None) -> int:
             "text": lambda: markdown(table, command) + _list(changed),
         }[form]()
         if out is None:
-            click.echo(text, nl=False)
+            say(text, end="")
         else:
-            write_text(out, text)
-    return int(any(change["worse"] for change in changed))
+            with unwritten.attempt("the table"):
+                write_text(out, text)
+    return unwritten.status(int(any(change["worse"] for change in changed)))
 
 
 def _whole(path: Path) -> dict[str, Any]:
     record = read_record(path)
     with one_sentence(path):
         insist(record, str(path))
-        return whole(record)
+        return whole(cleaned(record))
 
 
 def _told(change: dict[str, Any]) -> str:
@@ -72,4 +74,4 @@ def _told(change: dict[str, Any]) -> str:
 def _list(changed: list[dict[str, Any]]) -> str:
     if not changed:
         return ""
-    return "\n".join(["", "## Changes", "", *(f"- {_told(change)}" for change in changed), ""])
+    return "\n".join(["", "## Changes", "", *(f"- {in_markdown(_told(change))}" for change in changed), ""])

@@ -7,6 +7,8 @@ import inspect
 import click
 from tabulate import tabulate
 
+from veriformer.cli.speaking import say
+
 
 @click.command()
 @click.argument("id")
@@ -19,19 +21,17 @@ def explain(id: str) -> int:  # noqa: A002 - the catalogue's word
     except KeyError as problem:
         raise click.UsageError(str(problem.args[0])) from None
     for prop in found:
-        click.echo(f"{prop.id} ({prop.level})\n  {prop.statement}\n")
-        click.echo(f"  formula   {prop.formula}")
-        click.echo(f"  speaks of {', '.join(prop.kinds)}")
-        click.echo(f"  source    {prop.source}")
+        say(f"{prop.id} ({prop.level})\n  {prop.statement}\n")
+        say(f"  formula   {prop.formula}")
+        say(f"  speaks of {', '.join(prop.kinds)}")
+        say(f"  source    {prop.source}")
         if prop.requires:
-            click.echo(f"  requires  {', '.join(prop.requires)}")
+            say(f"  requires  {', '.join(prop.requires)}")
         if prop.catches:
-            click.echo(f"  catches   {', '.join(prop.catches)} (documented in released code)")
-        click.echo(
-            "\n" + "\n".join(f"  {line}".rstrip() for line in inspect.cleandoc(prop.explanation).splitlines()) + "\n"
-        )
+            say(f"  catches   {', '.join(prop.catches)} (documented in released code)")
+        say("\n" + "\n".join(f"  {line}".rstrip() for line in inspect.cleandoc(prop.explanation).splitlines()) + "\n")
         if faults := faults_shown().get(prop.id):
-            click.echo("  shown failing by")
+            say("  shown failing by")
             rows = [[f"    {f['id']}", f["title"], f["citation"]] for f in faults]
-            click.echo(tabulate(rows, tablefmt="plain") + "\n")
+            say(tabulate(rows, tablefmt="plain") + "\n")
     return 0

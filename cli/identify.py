@@ -7,15 +7,19 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 from tabulate import tabulate
 
+from veriformer.cli.options import DEVICE, SEED
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.cli.speaking import say, screen
+from veriformer.reports.readable import cleaned
 
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", type=DEVICE, default="cpu", show_default=True, help="cpu or cuda")
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int:
     """Say what TARGETs are: causal, windowed, where positions and norms stand, their scale, what is coupled.
@@ -34,31 +38,31 @@ def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int
     except RefusedError as problem:
         if problem.is_usage:
             raise click.UsageError(str(problem)) from None
-        click.echo(f"Error: {problem}", err=True)
+        say(f"Error: {problem}", aside=True)
         return 2
     if form == "json":
-        click.echo(json.dumps(records, indent=1))
+        say(json.dumps(records, indent=1))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = screen()
         for record in records:
             _show(console, record)
     return 0 if records and all(not record["error"] for record in records) else 2
 
 
 def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
-    head = {"name": described["name"], "kind": described["kind"], "target": described["target"]}
+    head = {"name": cleaned(described["name"]), "kind": described["kind"], "target": described["target"]}
 
     def done(answer: dict[str, Any]) -> None:
-        records.append({**head, "declared": described["facts"], **answer})
+        records.append({**head, "declared": cleaned(described["facts"]), **cleaned(answer)})
 
     def lost(why: str, late: bool) -> None:
-        records.append({**head, "declared": described["facts"], "error": why, "findings": []})
+        records.append({**head, "declared": cleaned(described["facts"]), "error": cleaned(why), "findings": []})
 
     return Task("identify", lambda: {"target": described["target"]}, done, lost, [], 120.0)
 
 
 def _show(console: Console, record: dict[str, Any]) -> None:
-    console.print(f"[bold]{record['name']}[/bold]  {record['kind']}")
+    console.print(Text(record["name"], style="bold").append(f"  {record['kind']}", style="not bold"))
     if record["error"]:
         console.print(f"  nothing could be seen: {record['error']}")
         return

@@ -8,6 +8,8 @@ import click
 from rich.console import Console
 from tabulate import tabulate
 
+from veriformer.cli.speaking import say
+
 
 @click.command("list")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -30,13 +32,13 @@ def list_properties(form: str, kind: str | None) -> int:
             }
             for p in chosen
         ]  # fmt: skip
-        click.echo(json.dumps(records, indent=1))
+        say(json.dumps(records, indent=1))
         return 0
     width = max(40, (Console().width - 62) // 2)
     rows = [[p.id, p.level, len(shown.get(p.id, ())), p.statement, ", ".join(p.kinds)] for p in chosen]
     headers = ["property", "level", "faults", "statement", "kinds"]
-    click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, None, None, width, max(24, width // 2)]))
-    click.echo(
+    say(tabulate(rows, headers=headers, maxcolwidths=[None, None, None, width, max(24, width // 2)]))
+    say(
         f"{len(chosen)} properties, {sum(p.level == 'core' for p in chosen)} of them core, shown failing by "
         f"{len({fault['id'] for p in chosen for fault in shown.get(p.id, ())})} faults"
     )

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from veriformer.cli.cluster import cluster_option, workers_of
+from veriformer.cli.options import FOLDER, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.apart import Apart, Call
 from veriformer.cli.processes.elsewhere import ApartElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
+from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
+from veriformer.reports.readable import cleaned
 
 _JUDGING = "veriformer.tests.mutants.judging"
 
@@ -26,15 +28,15 @@ _JUDGING = "veriformer.tests.mutants.judging"
 @click.option("--only", multiple=True, metavar="ID", help="judge these mutants alone; `SC*` for all whose id starts so")
 @click.option("--source", is_flag=True, help="also mutants made from the reference's source, one change each")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
 @cluster_option
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path(".veriformer/mutants"),
+@click.option("--out", type=FOLDER, default=Path(".veriformer/mutants"),
               show_default=True, help="folder for what was judged; a second run goes on from there")  # fmt: skip
 @click.option("--stable", is_flag=True, help="leave out of the JSON what changes from run to run: times")
 @click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
-@click.option("--mutant-seconds", default=300.0, show_default=True, help="limit for one mutant")
+@click.option("--mutant-seconds", type=SECONDS, default=300.0, show_default=True, help="limit for one mutant")
 def mutants(
     only: tuple[str, ...],
     source: bool,
@@ -63,9 +65,9 @@ def mutants(
         chosen = {i: made for word in only for i, made in _matching(word, wanted).items()}
     else:
         chosen = {i: made for i, made in wanted.items() if source or not made}
-    err = Console(stderr=True)
+    err = screen(aside=True)
     store = JudgedStore(out / "judged.jsonl", f"{profile} {seed} {fingerprint((properties, reference, zoo))}")
-    rows = {} if fresh else {i: row for i, row in store.read().items() if i in chosen}
+    rows = {} if fresh else {i: row for i, row in store.read().items() if i in chosen and _is_whole(row)}
     if rows:
         err.print(f"{len(rows)} of {len(chosen)} mutants were judged before ({store.path}); --fresh judges them again")
     calls: dict[str, Call] = {
@@ -76,11 +78,12 @@ def mutants(
     if cluster is not None:
         there = workers_of(cluster, workers, seconds=mutant_seconds, folder=out)
         way = ApartElsewhere(there, "mutants", mutant_seconds, preload=[_JUDGING])
-    interrupted = False
+    interrupted, unwritten = False, Unwritten()
     try:
         for name, row, told in way.run(calls, err):
-            rows[name] = row or _row(name, chosen[name], mutant_seconds, told)
-            store.append(name, rows[name])
+            rows[name] = cleaned(row or _row(name, chosen[name], mutant_seconds, told))
+            with unwritten.attempt(f"the row of {name}", asked=False):
+                store.append(name, rows[name])
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then; the same command goes on from there")
         interrupted = True
@@ -88,12 +91,25 @@ def mutants(
         [rows[i] for i in chosen if i in rows], _properties(), whole=not only, profile=profile, seed=seed
     )
     if form == "json":
-        click.echo(json.dumps(without_changing(matrix) if stable else matrix, indent=1))
+        say(json.dumps(without_changing(matrix) if stable else matrix, indent=1))
     elif form == "markdown":
-        click.echo(markdown(matrix))
+        say(markdown(matrix))
     else:
-        print_matrix(Console(highlight=False, soft_wrap=True), matrix)
+        print_matrix(screen(), matrix)
     return 130 if interrupted else int(bool(matrix["survivors"]))
+
+
+def _is_whole(row: object) -> bool:
+    """Whether a stored row is one that judging a mutant gives; any other counts as not judged."""
+    usual = _row("", False, 0.0, "")
+    kinds = {name: type(value) for name, value in usual.items() if value is not None}
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
+        return False
+    first = row.get("first_kill")
+    words = [*row["killed_by"], *row["errors"].values(), row.get("citation") or "", row.get("located") or ""]
+    return all(isinstance(word, str) for word in words) and (
+        first is None or (isinstance(first, dict) and {"seconds", "examples"} <= {*first})
+    )
 
 
 def _matching(word: str, wanted: Mapping[str, bool]) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Recorded cases on disk: where they lie, which of them may name code, and the commands that show them again."""
+"""Recorded cases on disk: where they lie, why none of them names code, and the commands that show them again."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ CASES = Path(".veriformer")
 SCHEMA = "veriformer-counterexample/1"
 
 
-def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> Path:
+def write_cases(report: Report, folder: Path, settings: dict[str, Any]) -> None:
     """Write what `veriformer replay` needs, and the standalone scripts.
 
     Args:
         report: with its counterexamples.
-        out: the folder of the report, or None.
+        folder: of the cases.
         settings: of the run.
 
-    Returns:
-        The folder of the cases.
+    Raises:
+        OSError: the folder cannot be written to.
     """
-    folder = (out or Path()) / CASES
     for subject in report.subjects:
         for result in subject.results:
             case = result.counterexample
@@ -38,7 +37,7 @@ def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> P
                 folder / f"{case.id}.json",
                 {
                     "schema": SCHEMA,
-                    "target": subject.target,
+                    "target": Target.parse(subject.target).to_record(),
                     "property": result.id,
                     "choices": case.choices,
                     "settings": settings,
@@ -50,7 +49,6 @@ def write_cases(report: Report, out: Path | None, settings: dict[str, Any]) -> P
                 write_text(script, case.script)
             else:
                 script.unlink(missing_ok=True)  # of an earlier version, which is not about this case any more
-    return folder
 
 
 def how_to_repeat(path: Path, target: str) -> dict[str, str]:
@@ -61,11 +59,12 @@ def how_to_repeat(path: Path, target: str) -> dict[str, str]:
         target: of its subject.
 
     Returns:
-        `again`, as this command understands it from the folder that one stands in, and `script`, or "" without one.
+        `again`, as this command understands it from the folder that one stands in, and `script`; "" without the file.
     """
-    words = ["veriformer", "replay", path.stem]
-    if not _is_own(path):
-        words[2:] = [str(path)] if _is_of_a_library(target) else [str(path), "--target", target]
+    if not path.is_file():
+        return {"again": "", "script": ""}
+    words = ["veriformer", "replay", path.stem if _is_own(path) else str(path)]
+    words += [] if _is_of_a_library(target) else ["--target", target]
     script = path.with_suffix(".py")
     return {"again": shlex.join(words), "script": shlex.join(["python", str(script)]) if script.is_file() else ""}
 
@@ -95,19 +94,27 @@ def find_case(case: str) -> Path:
     return found[0]
 
 
-def trusted(target: str, path: Path) -> str:
+def trusted(recorded: object, path: Path) -> str:
     """Return the target that a recorded case names, if that may be loaded without being asked for.
 
-    A case that `veriformer check` wrote in this folder may name the user's own code. Any other is data from anywhere,
-    which may name a subject of a library, and never code.
+    A case is data from anywhere, wherever it lies: it may name a subject of a library, and never code of its own.
+
+    Args:
+        recorded: what the case says of its target.
+        path: of the case.
 
     Raises:
-        RecordError: it names code.
+        RecordError: it names code, or nothing.
     """
-    if _is_own(path) or _is_of_a_library(target):
-        return target
+    try:
+        target = Target.of_record(recorded)
+    except TargetError as problem:
+        raise RecordError(f"{path} is no recorded case: {problem}; name the subject with --target") from None
+    if target.kind == LIBRARY:
+        return str(target)
     raise RecordError(
-        f"{path} names the subject {target!r}, which would be imported; if that is your code say so: --target {target}"
+        f"{path} names the subject {str(target)!r}, whose code would run, and no file is trusted to say so; if that is "
+        f"the code you mean say so yourself: --target {shlex.quote(str(target))}"
     )
 
 

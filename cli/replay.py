@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from veriformer.cli.check import DTYPES, NOTHING_JUDGED
 from veriformer.cli.processes.asking import Pool, RefusedError, warm_up
 from veriformer.cli.reading import one_sentence, read_record, shown
 from veriformer.cli.recorded import SCHEMA, find_case, how_to_repeat, trusted
+from veriformer.cli.speaking import say, screen
 from veriformer.properties.bench.profiles import PROFILES
+from veriformer.reports.readable import cleaned
 from veriformer.reports.records import RecordError
 from veriformer.reports.terminal import print_failure
 
@@ -25,37 +26,42 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "call_seconds": lambda v: type(v) in (int, float) and 0 < v < 1e6,  # which NaN is not
     "named": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
 }
-_FIELDS = {"target": str, "property": str, "choices": dict, "settings": dict}
+_FIELDS = {"property": str, "choices": dict, "settings": dict}
 
 
 @click.command()
 @click.argument("case")
-@click.option("--target", help="the subject; needed where a file from elsewhere names code of its own")
+@click.option("--target", help="the subject; needed where it is code of your own")
 def replay(case: str, target: str | None) -> int:
     """Judge the recorded CASE again: an id (or its first letters) under .veriformer/, or a file.
 
-    A file is data: the choices in it are numbers and words. The subject that it names is code, so a file that does not
-    lie in .veriformer/ itself may name one of the libraries alone; give --target for your own.
+    A file is data: the choices in it are numbers and words, and of subjects it may name one of the libraries alone.
+    Give --target for your own code, as `veriformer check` prints it: no file makes code run.
     """
     warm_up()
     try:
         with one_sentence(Path(case)):
             path = find_case(case)
             record = _checked(read_record(path), path)
-        record["target"] = target or trusted(record["target"], path)
+        record["target"] = target or trusted(record.get("target"), path)
         with Pool(1, record["settings"], 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
             answer = pool.ask("replay", target=record["target"], prop=record["property"], choices=record["choices"])
-    except (RecordError, RefusedError, TypeError) as problem:
+    except RecordError as problem:
         raise click.UsageError(str(problem)) from None
-    result = answer["result"]
-    console = Console(highlight=False, soft_wrap=True)
+    except RefusedError as problem:
+        if problem.is_usage:
+            raise click.UsageError(str(problem)) from None
+        say(f"Error: {problem}", aside=True)
+        return NOTHING_JUDGED
+    result = cleaned(answer["result"])
+    console = screen()
     if result["outcome"] in ("FAIL", "OPEN"):
         result["counterexample"]["id"] = path.stem  # its own, whatever the subject is called now
         statement = described[result["id"]]["statement"]
         print_failure(console, result, statement, record["target"], **how_to_repeat(path, record["target"]))
         return 1
-    console.print(f"{record['property']}: {result['outcome']} {result['reason']}".rstrip(), markup=False)
+    console.print(f"{record['property']}: {result['outcome']} {result['reason']}".rstrip())
     if result["outcome"] != "PASS":
         console.print("nothing was shown: this is neither the violation nor its end")
         return NOTHING_JUDGED

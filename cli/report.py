@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from veriformer.cli.options import FOLDER
+from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.reports.formats import FORMATS, write_all
 
 
@@ -15,7 +17,7 @@ from veriformer.reports.formats import FORMATS, write_all
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", *FORMATS]), default="text", show_default=True,
               help="of a report.json, on standard output")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="folder for all formats, tables, figures")
+@click.option("--out", type=FOLDER, help="folder for all formats, tables, figures")
 def report(file: Path, form: str, out: Path | None) -> int:
     """Show FILE, a `report.json` or an `ablation.json`, and with --out write everything that is made of it.
 
@@ -26,21 +28,25 @@ def report(file: Path, form: str, out: Path | None) -> int:
     from veriformer.cli.recorded import CASES
     from veriformer.properties.results.reading import whole
     from veriformer.reports.ablation import FORMAT, write_report
+    from veriformer.reports.readable import cleaned
     from veriformer.reports.records import RecordError
     from veriformer.reports.schema import insist
 
+    unwritten = Unwritten()
     try:
         record = read_record(file)
         with one_sentence(file, str(record.get("schema") or record.get("format"))[:60]):
             if str(record.get("schema", "")).startswith("veriformer-report/"):
                 insist(record, str(file))
-                return _show_report(whole(record), form, out, file.parent / CASES)
+                return _show_report(whole(cleaned(record)), form, out, file.parent / CASES)
             if record.get("format") != FORMAT:
                 raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
+            record = cleaned(record)
             show(record)
             if out is not None:
-                click.echo(f"report: {write_report(record, out)[0]}")
-            return status_of(record)
+                with unwritten.attempt("the report"):
+                    say(f"report: {write_report(record, out)[0]}")
+            return unwritten.status(status_of(record))
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
 
@@ -52,19 +58,22 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     from veriformer.reports.terminal import print_failure, print_report
     from veriformer.reports.verdicts import shown_in_full, told_by
 
+    unwritten = Unwritten()
     if out is not None:
-        for path in write_all(record, out):
-            click.echo(f"written: {path}", err=form != "text")
+        with unwritten.attempt("the report"):
+            for path in write_all(record, out):
+                say(f"written: {path}", aside=form != "text")
     if form != "text":
-        click.echo(FORMATS[form][1](record), nl=False)
-        return report_of(record).exit_status
-    console = Console(highlight=False, soft_wrap=True)
+        say(FORMATS[form][1](record), end="")
+        return unwritten.status(report_of(record).exit_status)
+    console = screen()
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
     print_report(console, print_unjudged(console, record), {}, size)
     for subject in record["subjects"]:
         others = told_by(subject)
         for result in shown_in_full(subject):
-            case = cases / f"{result['counterexample']['id']}.json"
-            repeated = how_to_repeat(case, subject["target"]) if case.is_file() else {"again": "", "script": ""}
+            name = result["counterexample"]["id"]
+            is_name = re.fullmatch("[0-9a-f]+", name) is not None
+            repeated = how_to_repeat(cases / f"{name if is_name else 'none'}.json", subject["target"])
             print_failure(console, result, "", subject["name"], also=others.get(result["id"], ()), **repeated)
-    return report_of(record).exit_status
+    return unwritten.status(report_of(record).exit_status)

@@ -15,15 +15,20 @@ from rich.console import Console
 
 from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
+from veriformer.cli.options import FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.apart import Apart, Call
 from veriformer.cli.processes.elsewhere import ApartElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
+from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import subject_of
 from veriformer.properties.results.records import Report
 from veriformer.reports.compliance import compliance, print_compliance, write_compliance
 from veriformer.reports.formats import stable as without_changing
-from veriformer.reports.records import write_json
+from veriformer.reports.readable import cleaned
+from veriformer.reports.records import RecordError, write_json
+from veriformer.reports.schema import insist
 
 _SHARED_PROCESS = 25  # models that share a process, so that a library is not imported anew for each
 
@@ -32,13 +37,13 @@ _SHARED_PROCESS = 25  # models that share a process, so that a library is not im
 @click.argument("libraries", nargs=-1, metavar="[LIBRARY[:NAME]...]")
 @click.option("--level", type=click.Choice(["core", "all"]), default="all", show_default=True)
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("-n", "workers", type=click.IntRange(1), default=None, help="processes; default: cores, at most 4")
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
 @cluster_option
 @deviation_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path(".veriformer/sweep"),
     show_default=True,
     help="folder for report.json and compliance.md, .html, .csv; a second run goes on",
@@ -46,8 +51,8 @@ _SHARED_PROCESS = 25  # models that share a process, so that a library is not im
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--stable", is_flag=True, help="leave out what changes from run to run: times, the machine")
 @click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
-@click.option("--model-seconds", default=180.0, show_default=True, help="limit for one model")
-@click.option("--max-memory", default=8.0, show_default=True, metavar="GIB", help="for each process")
+@click.option("--model-seconds", type=SECONDS, default=180.0, show_default=True, help="limit for one model")
+@click.option("--max-memory", type=GIBIBYTES, default=8.0, show_default=True, metavar="GIB", help="for each process")
 def sweep(
     libraries: tuple[str, ...],
     level: str,
@@ -72,7 +77,7 @@ def sweep(
     """
     from veriformer import properties, reference
 
-    err = Console(stderr=True)
+    err = screen(aside=True)
     deviations = DeviationsFile(
         deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=level == "all"
     )
@@ -85,11 +90,16 @@ def sweep(
     targets, versions = _targets(libraries, way, err)
     key = f"{level} {profile} {seed} {sorted(versions.items())} {fingerprint((properties, reference))}"
     store = JudgedStore(out / "judged.jsonl", key)
-    rows = {} if fresh else {t: row for t, row in store.read().items() if t in targets}
+    rows = {} if fresh else {t: row for t, row in store.read().items() if t in targets and _is_whole(row)}
     if rows:
         err.print(f"{len(rows)} of {len(targets)} models were judged before ({store.path}); --fresh judges them again")
-    interrupted = False
+    interrupted, unwritten = False, Unwritten()
     from veriformer.cli.processes.sweeping import judge_canaries, judge_target
+
+    def judged(target: str, row: dict[str, Any] | None, told: str) -> None:
+        rows[target] = cleaned(row or {"subject": None, "error": told})
+        with unwritten.attempt(f"the row of {target}", asked=False):
+            store.append(target, rows[target])
 
     try:
         calls: dict[str, Call] = {
@@ -99,12 +109,10 @@ def sweep(
         for target, row, told in way.run(calls, err):
             if _may_be_a_neighbour(row, told):
                 suspects[target] = calls[target]
-                continue
-            rows[target] = row or {"subject": None, "error": told}
-            store.append(target, rows[target])
+            else:
+                judged(target, row, told)
         for target, row, told in replace(way, tasks_a_process=1).run(suspects, err):
-            rows[target] = row or {"subject": None, "error": told}
-            store.append(target, rows[target])
+            judged(target, row, told)
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then; the same command goes on from there")
         interrupted = True
@@ -117,20 +125,35 @@ def sweep(
             report.canaries = answer or {"sent": 1, "caught": 0, "missed": [told]}
     report.seconds = time.perf_counter() - started
     if not interrupted:
-        deviations.settle(report, err)
-    record = report.to_json()
+        with unwritten.attempt("the deviations file", DeviationsError):
+            deviations.settle(report, err)
+    record = cleaned(report.to_json())
     unbuilt = {t: rows[t]["error"] for t in targets if t in rows and not rows[t]["subject"]}
     record["not_judged"] = unbuilt
     record = without_changing(record) if stable else record
-    write_json(out / "report.json", record)
     table = compliance(record)
-    write_compliance(table, out)
+    with unwritten.attempt("the report"):
+        write_json(out / "report.json", record)
+        write_compliance(table, out)
     if form == "json":
-        click.echo(json.dumps(record, indent=1))
+        say(json.dumps(record, indent=1))
     else:
-        print_compliance(Console(highlight=False, soft_wrap=True), table)
-        click.echo(f"written: {out / 'report.json'}, compliance.md, compliance.html, compliance.csv")
-    return 130 if interrupted else report.exit_status
+        print_compliance(screen(), table)
+        if not unwritten.count:
+            say(f"written: {out / 'report.json'}, compliance.md, compliance.html, compliance.csv")
+    return 130 if interrupted else unwritten.status(report.exit_status)
+
+
+def _is_whole(row: object) -> bool:
+    """Whether a stored row is what a sweep writes; any other counts as not judged."""
+    subject = row.get("subject") if isinstance(row, dict) else row
+    try:
+        if subject is not None:
+            held = {"versions": {}, "seed": 0, "profile": "quick", "device": "cpu", "subjects": [subject]}
+            insist({"schema": "veriformer-report/1", **held}, "a stored row")
+        return isinstance(row, dict) and isinstance(row["error"], str)
+    except (RecordError, KeyError, RecursionError):
+        return False
 
 
 def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
@@ -155,7 +178,7 @@ def _targets(libraries: tuple[str, ...], way: Apart | ApartElsewhere, err: Conso
         if why and library in libraries:
             raise click.UsageError(why)
         if why:
-            err.print(f"left out: {why}", style="yellow", markup=False)
+            err.print(f"left out: {why}", style="yellow")
             continue
         found[library] = [f"{library}:{name}" for name in (answer or {})["names"]]
         versions |= (answer or {})["versions"]

@@ -11,9 +11,8 @@ from rich.text import Text
 
 
 def is_unjudged(subject: Mapping[str, Any]) -> bool:
-    """Whether no property applied to a subject of a report."""
-    outcomes = {result["outcome"] for result in subject["results"]}
-    return outcomes == {"NOT_APPLICABLE"}  # none at all: a run that was interrupted before
+    """Whether no property applied to a subject of a report, or the run was interrupted before one was judged."""
+    return all(result["outcome"] == "NOT_APPLICABLE" for result in subject["results"])
 
 
 def why_unjudged(subject: Mapping[str, Any]) -> str:
@@ -22,6 +21,8 @@ def why_unjudged(subject: Mapping[str, Any]) -> str:
     >>> why_unjudged({"kind": "loss", "results": [{"reason": "speaks of norm, not of loss"}]})
     'no property of this run speaks of loss'
     """
+    if not subject["results"]:
+        return "the run ended before"
     reasons = Counter(result["reason"] for result in subject["results"])
     ours = Counter({why: n for why, n in reasons.items() if not why.endswith(f", not of {subject['kind']}")})
     return ours.most_common(1)[0][0] if ours else f"no property of this run speaks of {subject['kind']}"

@@ -68,8 +68,12 @@ def _stands(word: Target) -> tuple[Path, Place | None]:
     if word.kind != FILE:
         return Path.cwd().resolve(), None
     path = Path(word.place)
-    if not path.is_file():
-        wrong = f"{word.place!r} is a folder" if path.is_dir() else f"there is no file {word.place!r}"
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError:  # a name that is too long
+        is_file = is_folder = False
+    if not is_file:
+        wrong = f"{word.place!r} is a folder" if is_folder else f"there is no file {word.place!r}"
         raise TargetError(f"{wrong}; give the path of a Python file, then :attribute", is_usage=True)
     place = Place.of(path)
     return place.folder, place

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from veriformer.reports import ablation_figures, heat_maps, measurement_figures
-from veriformer.reports.ablation_tables import flat, noise_line, table, theorems
+from veriformer.reports.ablation_tables import cells, flat, noise_line, table, theorems
 from veriformer.reports.figure_style import as_png, as_svg, provenance
-from veriformer.reports.records import write_bytes, write_json, write_text
+from veriformer.reports.page import render
+from veriformer.reports.readable import in_markdown
+from veriformer.reports.records import RecordError, write_bytes, write_json, write_text
 
 FORMAT = "veriformer-ablation/1"
 
@@ -41,6 +42,8 @@ def figures(record: Mapping[str, Any]) -> dict[str, tuple[Figure, str]]:
     """Return every figure that the record has something for, by `study-figure`, with its caption."""
     made: dict[str, tuple[Figure, str]] = {}
     for study in record["studies"]:
+        if not re.fullmatch(r"[\w-]{1,60}", study["name"]):  # it becomes the name of a file
+            raise RecordError(f"a study is called {study['name'][:60]!r}; its name must be letters, digits and - alone")
         for name, (draw, caption) in _FIGURES.items():
             figure = draw(study, record)
             if figure is not None:
@@ -72,14 +75,14 @@ def write_report(record: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def markdown(record: Mapping[str, Any]) -> str:
     """Return all tables as Markdown."""
-    parts = [f"# Ablations\n\n{provenance(record)}\n"]
+    parts = [f"# Ablations\n\n{in_markdown(provenance(record))}\n"]
     for study in record["studies"]:
-        parts.append(f"## {study['name']}\n\n{study['question']} ({study['source']})\n")
-        parts += [f"> {warning}\n" for warning in study["warnings"]]
+        parts.append(f"## {study['name']}\n\n{in_markdown(study['question'])} ({in_markdown(study['source'])})\n")
+        parts += [f"> {in_markdown(warning)}\n" for warning in study["warnings"]]
         if study["rows"]:
             parts.append(f"{noise_line(study)}; {study['tests']} tests in the family\n\n{table(study, 'pipe')}\n")
-            parts += [f"- {line}" for line in theorems(study)]
-        parts += [f"{line}\n" for line in measurement_figures.lines(study)]
+            parts += [f"- {in_markdown(line)}" for line in theorems(study)]
+        parts += [f"{in_markdown(line)}\n" for line in measurement_figures.lines(study)]
     return "\n".join(parts) + "\n"
 
 
@@ -96,20 +99,19 @@ def latex(record: Mapping[str, Any]) -> str:
 
 def page(record: Mapping[str, Any], drawn: Mapping[str, tuple[Figure, str]]) -> str:
     """Return the page: one file, no script, nothing loaded from elsewhere."""
-    template = resources.files("veriformer.reports").joinpath("templates/ablation.html.j2").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True)
     studies = [_study(study, drawn) for study in record["studies"]]
-    return environment.from_string(template).render(record=record, studies=studies, provenance=provenance(record))
+    return render("ablation.html.j2", record=record, studies=studies, provenance=provenance(record))
 
 
 def _study(study: Mapping[str, Any], drawn: Mapping[str, tuple[Figure, str]]) -> dict[str, Any]:
-    columns, lines = [], []
+    columns: list[str] = []
+    lines: list[dict[str, Any]] = []
     if study["rows"]:
-        columns, *body = [_cells(line) for line in table(study, "pipe").splitlines()]
+        columns, body = cells(study)
         before = ""
-        for cells in body[1:]:  # the line under the headings is no row
-            lines.append({"is_new": cells[0] != before, "cells": [{"text": c, "kind": _kind(c)} for c in cells]})
-            before = cells[0]
+        for line in body:
+            lines.append({"is_new": line[0] != before, "cells": [{"text": c, "kind": _kind(c)} for c in line]})
+            before = line[0]
     return {
         "data": study,
         "columns": columns,
@@ -124,10 +126,6 @@ def _study(study: Mapping[str, Any], drawn: Mapping[str, tuple[Figure, str]]) ->
             if name.rpartition("-")[0] == study["name"]
         ],
     }
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def _kind(text: str) -> str:

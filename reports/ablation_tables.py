@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
+from veriformer.reports.readable import in_a_sheet, in_markdown
+
 Study = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -111,6 +113,12 @@ def _columns(study: Study, whole: bool) -> dict[str, Callable[[Row], str]]:
     return {**columns, **_MORE}
 
 
+def cells(study: Study, *, whole: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the lines of a study's table; see `table`."""
+    columns = _columns(study, whole)
+    return list(columns), [[make(row) for make in columns.values()] for row in study["rows"]]
+
+
 def table(study: Study, form: str, *, whole: bool = True) -> str:
     """Return a study's rows as a table.
 
@@ -119,17 +127,18 @@ def table(study: Study, form: str, *, whole: bool = True) -> str:
         form: a format of `tabulate`: "simple", "pipe", "latex_booktabs", ...
         whole: every column, or those that fit on a screen.
     """
-    columns = _columns(study, whole)
-    cells = [[make(row) for make in columns.values()] for row in study["rows"]]
+    columns, lines = cells(study, whole=whole)
     if not whole:
-        _blank_repeats(cells, [name for name in columns if name in ("task", "setting")])
-    return tabulate(cells, headers=list(columns), tablefmt=form, disable_numparse=True)
+        _blank_repeats(lines, [name for name in columns if name in ("task", "setting")])
+    if form == "pipe":
+        lines = [[in_markdown(cell) for cell in line] for line in lines]
+    return tabulate(lines, headers=columns, tablefmt=form, disable_numparse=True)
 
 
-def _blank_repeats(cells: list[list[str]], leading: Sequence[str]) -> None:
+def _blank_repeats(lines: list[list[str]], leading: Sequence[str]) -> None:
     """Leave out what the line above says already."""
     above: list[str] = []
-    for line in cells:
+    for line in lines:
         now = line[: len(leading)]
         for index in range(len(leading)):
             if above[: index + 1] == now[: index + 1]:
@@ -174,7 +183,7 @@ def flat(record: Mapping[str, Any]) -> pd.DataFrame:
                 elif isinstance(value, Mapping):
                     line |= {f"{name}_{k}": v for k, v in value.items() if not isinstance(v, list)}
                 else:
-                    line[name] = value
+                    line[name] = in_a_sheet(value) if isinstance(value, str) else value
             line["predicted"] = prediction(row)
             lines.append(line)
     return pd.DataFrame(lines)

@@ -13,6 +13,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from veriformer.reports.page import render
+from veriformer.reports.readable import as_code, in_a_sheet, in_markdown
 from veriformer.reports.records import write_text
 from veriformer.reports.verdicts import TROUBLES, name_of, results
 
@@ -78,7 +79,7 @@ def _verdict(total: Mapping[str, int]) -> str:
         return "error"
     if total.get("OPEN"):
         return "open"
-    return "deviation" if total.get("DEVIATION") else "pass"
+    return "deviation" if total.get("DEVIATION") else "pass" if total.get("PASS") else "error"  # nothing was judged
 
 
 def _told(record: Mapping[str, Any], outcomes: Sequence[str]) -> list[dict[str, str]]:
@@ -131,14 +132,18 @@ def frame(table: Mapping[str, Any]) -> pd.DataFrame:
 def markdown(table: Mapping[str, Any], command: str) -> str:
     """Return the table as Markdown: a table a library, deviations with reasons, what could not be judged."""
     whole = frame(table)
-    lines = ["# Compliance", "", *summary(table), "", LEGEND, "", f"Made by `{command}`.", ""]
+    lines = ["# Compliance", "", *map(in_markdown, summary(table)), "", LEGEND, "", f"Made by {as_code(command)}.", ""]
     for library in dict.fromkeys(row["library"] for row in table["rows"]):
         own = whole[[row["library"] == library for row in table["rows"]]]
         own = own.loc[:, [c for c in own if c in ("model", "kind", "total") or set(own[c]) != {"–"}]]
         lines += [
-            f"## {library or 'others'}",
+            f"## {in_markdown(library or 'others')}",
             "",
-            tabulate(own.to_dict("records"), headers="keys", tablefmt="github"),
+            tabulate(
+                [{c: in_markdown(v) for c, v in row.items()} for row in own.to_dict("records")],
+                headers="keys",
+                tablefmt="github",
+            ),
             "",
         ]
     for title, entries in (("Failures", table["troubles"]), ("Deviations", table["deviations"])):
@@ -146,12 +151,12 @@ def markdown(table: Mapping[str, Any], command: str) -> str:
             lines += [
                 f"## {title}",
                 "",
-                *(f"- `{e['name']}` {e['id']}: {e['outcome']}: {e['reason']}" for e in entries),
+                *(f"- {as_code(e['name'])} {in_markdown('{id}: {outcome}: {reason}'.format_map(e))}" for e in entries),
                 "",
             ]
     if table["not_judged"]:
         lines += ["## Not judged", "", "No small model could be built, or none could be called.", ""]
-        lines += [f"- `{name}`: {why}" for name, why in table["not_judged"].items()]
+        lines += [f"- {as_code(name)}: {in_markdown(why)}" for name, why in table["not_judged"].items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -159,7 +164,7 @@ def write_compliance(table: Mapping[str, Any], folder: Path, command: str = "ver
     """Write compliance.md, compliance.csv and compliance.html (one file, sortable, works offline)."""
     write_text(folder / "compliance.md", markdown(table, command))
     buffer = io.StringIO()
-    frame(table).to_csv(buffer, index=False)
+    frame(table).map(in_a_sheet).to_csv(buffer, index=False)
     write_text(folder / "compliance.csv", buffer.getvalue())
     write_text(folder / "compliance.html", page(table, command))
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree as Tree
 
-from veriformer.reports.verdicts import WORDS, is_void, name_of
+from veriformer.reports.readable import readable
+from veriformer.reports.verdicts import WORDS, again, is_void, name_of
 
 _FAILURES = ("FAIL", "OPEN", "UNEXPECTED_PASS")
 _ERRORS = ("ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
@@ -53,17 +54,19 @@ def _counts(results: list[Mapping[str, Any]]) -> dict[str, str]:
 
 def _add_case(suite: Tree.Element, subject: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     time = {"time": f"{result['seconds']:.3f}"} if "seconds" in result else {}
-    case = Tree.SubElement(suite, "testcase", {"classname": _clean(name_of(subject)), "name": result["id"], **time})
+    case = Tree.SubElement(
+        suite, "testcase", {"classname": _clean(name_of(subject)), "name": _clean(result["id"]), **time}
+    )
     outcome, reason = result["outcome"], _clean(result["reason"])
     if outcome in _FAILURES:
-        Tree.SubElement(case, "failure", message=reason, type=WORDS[outcome]).text = _details(result)
+        Tree.SubElement(case, "failure", message=reason, type=WORDS[outcome]).text = _details(subject, result)
     elif outcome in _ERRORS:
         Tree.SubElement(case, "error", message=reason, type=WORDS[outcome])
     elif outcome != "PASS":
         Tree.SubElement(case, "skipped", message=f"{WORDS[outcome]}: {reason}")
 
 
-def _details(result: Mapping[str, Any]) -> str:
+def _details(subject: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     found = result.get("counterexample")
     if not found:
         return ""
@@ -73,11 +76,11 @@ def _details(result: Mapping[str, Any]) -> str:
         f"expected: {found.get('expected', '')}",
         f"got: {found.get('got', '')}",
         f"likely: {found['cause']}" if found.get("cause") else "",
-        f"again: veriformer replay {found['id']}",
+        f"again: {again(subject, found)}",
     ]
     return _clean("\n".join(line for line in lines if line))
 
 
 def _clean(text: str) -> str:
     """Leave out the characters that XML 1.0 has no place for."""
-    return _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+    return readable(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
+from veriformer.reports.readable import in_markdown
+
 SCHEMA = "veriformer-mutants/1"
 
 
@@ -158,7 +160,9 @@ def _zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
         {
             "mutant": row["id"],
             "what is broken": row["title"] + (f" ({row['citation']})" if row["citation"] else ""),
-            "killed by": ", ".join(row["killed_by"]) or "; ".join(row["errors"].values()) or "**survives**",
+            "killed by": ", ".join(row["killed_by"])
+            or "; ".join(map(in_markdown, row["errors"].values()))
+            or "**survives**",
             "examples": row["first_kill"]["examples"] if row["first_kill"] else "",
             "s to first": f"{row['first_kill']['seconds']:.2f}" if row["first_kill"] else "",
             "cause": row.get("located", ""),

@@ -1,4 +1,4 @@
-"""HTML pages: one file each, no network, everything that was found escaped."""
+"""HTML pages: one file each, no network, everything that was found escaped and readable."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from veriformer.reports.readable import readable
+
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> str:
     """Return the page of a template in `templates/`; all values are escaped."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
-    )
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined,
+        finalize=lambda value: readable(value) if type(value) is str else value,  # what is markup is ours
+    )  # fmt: skip
     return environment.get_template(template).render(**values)

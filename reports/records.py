@@ -14,8 +14,8 @@ class RecordError(ValueError):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8; see `write_bytes`."""
-    write_bytes(path, text.encode())
+    """Write a file in UTF-8, halves of characters spelled; see `write_bytes`."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 from tabulate import tabulate
 
 from veriformer.reports.page import render
+from veriformer.reports.readable import as_code, in_markdown
 from veriformer.reports.verdicts import (
     NO_SCRIPT,
     TROUBLES,
     WORDS,
+    again,
     core,
     is_void,
     name_of,
@@ -42,6 +44,7 @@ def page(record: Mapping[str, Any]) -> str:
         void=is_void(record),
         asked=[(s, declare, of) for s in record["subjects"] for declare, of in questions(s).items()],
         case=_case,
+        again=again,
         mark=_mark,
     )
 
@@ -50,8 +53,8 @@ def markdown(record: Mapping[str, Any]) -> str:
     """Return the report as Markdown: a row a subject, then what does not simply pass, with reasons."""
     rows = [
         {
-            "subject": name_of(s),
-            "kind": s["kind"],
+            "subject": in_markdown(name_of(s)),
+            "kind": in_markdown(s["kind"]),
             **{word: _count(s, o) for o, word in WORDS.items()},
             "power": _power(s),
         }
@@ -59,19 +62,20 @@ def markdown(record: Mapping[str, Any]) -> str:
     ]
     used = [key for key in (rows[0] if rows else {}) if any(row[key] for row in rows)]
     table = tabulate([{k: row[k] or "" for k in used} for row in rows], headers="keys", tablefmt="github")
-    lines = ["# veriformer", "", f"{total(record)}; {provenance(record)}.", "", table, ""]
+    lines = ["# veriformer", "", f"{total(record)}; {in_markdown(provenance(record))}.", "", table, ""]
     if is_void(record):
         lines.insert(2, "**Void: a known-broken model passed.**\n")
     for subject in record["subjects"]:
         for declare, asked in questions(subject).items():
-            ids = ", ".join(r["id"] for r in asked)
-            lines.append(f"- **open** `{name_of(subject)}` {ids}: {asked[0]['reason']} `{declare}`")
+            ids, reason = ", ".join(r["id"] for r in asked), asked[0]["reason"]
+            lines.append(f"- **open** {as_code(name_of(subject))} {in_markdown(f'{ids}: {reason}')} {as_code(declare)}")
     for subject, result in results(record):
         if result["outcome"] in (*TROUBLES, "DEVIATION") and result["outcome"] != "OPEN":
-            lines.append(f"- **{WORDS[result['outcome']]}** `{name_of(subject)}` {result['id']}: {result['reason']}")
+            told = in_markdown(f"{result['id']}: {result['reason']}")
+            lines.append(f"- **{WORDS[result['outcome']]}** {as_code(name_of(subject))} {told}")
             found = result.get("counterexample")
             if found and found.get("cause"):
-                lines.append(f"  likely: {found['cause']}")
+                lines.append(f"  likely: {in_markdown(found['cause'])}")
     return "\n".join(lines).rstrip() + "\n"
 
 

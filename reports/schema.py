@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from veriformer.reports.records import RecordError, read_json
+from veriformer.reports.verdicts import name_of, results
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 
@@ -36,6 +37,13 @@ def insist(record: Mapping[str, Any], source: str) -> None:
     if problem is not None:
         told = problem.message if len(problem.message) < 200 else f"{problem.message[:200]} ..."
         raise RecordError(f"{source} is no veriformer-report/1: at {problem.json_path}: {told}")
+    for subject, result in results(record):
+        shown = (result.get("counterexample") or {}).get("influence")
+        if shown and [*map(len, shown["magnitude"])] != [*map(len, shown["allowed"])]:
+            told = f"the influence map of {result['id']} on {name_of(subject)}"
+            raise RecordError(
+                f"{source} is no veriformer-report/1: {told} has rows of other lengths than what is allowed"
+            )
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def print_report(
     *,
     verbose: bool = False,
     with_paths: bool = True,
+    planned: int = 0,
 ) -> None:
     """Print one line a subject, and one a property that did not pass.
 
@@ -51,13 +52,18 @@ def print_report(
         catalogue: number of properties there are.
         verbose: also print what passed and what does not apply.
         with_paths: also print which paths were never walked.
+        planned: properties that were to be judged; a subject of fewer results has no tick, since the run ended before.
     """
     for subject in report["subjects"]:
         outcomes = {r["outcome"] for r in subject["results"]}
         troubled = outcomes & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
+        is_part = len(subject["results"]) < planned
         mark, colour = ("✗", "red") if troubled else ("?", "cyan") if "OPEN" in outcomes else ("✓", "green")
+        mark, colour = ("-", "yellow") if is_part and mark == "✓" else (mark, colour)
         line = Text(f"{mark} ", style=f"bold {colour}")
         line.append(subject["name"], style="bold").append(f"  {summary(subject, catalogue)}", style="default")
+        if is_part:
+            line.append(f"; {planned - len(subject['results'])} properties were not judged, the run ended before")
         if subject["power"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,6 +31,11 @@ def results(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapp
 def name_of(subject: Mapping[str, Any]) -> str:
     """Return how the command line names a subject, or its own name."""
     return str(subject.get("target") or subject["name"])
+
+
+def again(subject: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    """Return the command that judges a recorded case again, in the folder of its run."""
+    return shlex.join(["veriformer", "replay", case["id"], "--target", name_of(subject)])
 
 
 def core(record: Mapping[str, Any]) -> tuple[int, int]:

@@ -25,6 +25,13 @@ CREATE TABLE runs (number INTEGER PRIMARY KEY, settings TEXT NOT NULL, started T
 """
 
 
+def _parsed(text: object) -> dict[str, Any]:
+    record = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(record, dict):
+        raise TypeError("no JSON object")
+    return record
+
+
 class StoreError(Exception):
     """The store cannot be used; says which file, why, and what to do."""
 
@@ -106,7 +113,11 @@ class Store:
             raise self._error(problem) from None
 
     def get(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the records of those keys that are stored."""
+        """Return the records of those keys that are stored.
+
+        Raises:
+            StoreError: one of them is no record, or the tables are not those of a store.
+        """
         found: dict[str, dict[str, Any]] = {}
         wanted = list(keys)
         try:
@@ -114,12 +125,18 @@ class Store:
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
                 rows = self._base.execute(f"SELECT key, record FROM trials WHERE key IN ({marks})", part)
-                found.update((key, json.loads(record)) for key, record in rows)
+                found.update((key, _parsed(record)) for key, record in rows)
         except sqlite3.Error as problem:
             raise self._error(problem) from None
-        except json.JSONDecodeError:
-            raise StoreError(f"{self.path} is damaged; move it away and run again") from None
+        except (TypeError, ValueError, RecursionError):
+            raise self.damaged("a trial in it has no record") from None
         return found
+
+    def damaged(self, why: str) -> StoreError:
+        """Return the error of a store that holds what no run has written."""
+        return StoreError(
+            f"{self.path} is damaged: {why}; move it away and run again, or name another folder with --out"
+        )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Write down what a run is about, so that `--resume` can go on with it."""
@@ -130,9 +147,18 @@ class Store:
             raise self._error(problem) from None
 
     def last_settings(self) -> dict[str, Any] | None:
-        """Return the settings of the latest run, if there is one."""
-        row = self._base.execute("SELECT settings FROM runs ORDER BY number DESC LIMIT 1").fetchone()
-        return json.loads(row[0]) if row else None
+        """Return the settings of the latest run, if there is one.
+
+        Raises:
+            StoreError: they are no settings.
+        """
+        try:
+            row = self._base.execute("SELECT settings FROM runs ORDER BY number DESC LIMIT 1").fetchone()
+            return _parsed(row[0]) if row else None
+        except sqlite3.Error as problem:
+            raise self._error(problem) from None
+        except (TypeError, ValueError, RecursionError):
+            raise self.damaged("its last run has no settings") from None
 
     def _error(self, problem: sqlite3.Error) -> StoreError:
         code = getattr(problem, "sqlite_errorcode", None)

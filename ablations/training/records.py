@@ -58,6 +58,19 @@ def records_of(stack: Stack, log: Log) -> list[dict[str, Any]]:
     return records
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("accuracy", "seconds"), (int, float)),
+    **dict.fromkeys(("loss", "calibration_error", "loss_area", "max_loss"), (int, float, type(None))),
+    "spikes": (int,), "stack": (int,), "diverged": (str, type(None)), "steps_to_95": (int, type(None)),
+    "lengths": (dict,), "curves": (dict,), "checks": (dict,),
+}  # fmt: skip
+
+
+def is_whole(record: dict[str, Any]) -> bool:
+    """Whether a stored record has all that training writes, each of its kind."""
+    return all(type(record.get(name, ...)) in kinds for name, kinds in _KINDS.items())
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,20 +31,28 @@ class JudgedStore:
     def read(self) -> dict[str, dict[str, Any]]:
         """Return the rows by id; a line that an interruption left in part counts as not judged."""
         rows: dict[str, dict[str, Any]] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
+        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
             try:
                 record = json.loads(line)
                 if record["key"] == self.key:
                     rows[record["id"]] = record["row"]
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return rows
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        """Add a row."""
+        """Add a row.
+
+        Raises:
+            OSError: the disk is full, or the file cannot be written.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": self.key, "id": name, "row": row}) + "\n")
+        line = json.dumps({"key": self.key, "id": name, "row": row})
+        with self.path.open("ab", buffering=0) as file:
+            # in one write, so that two runs in one folder leave whole lines; behind what a kill left in part, a new one
+            told = f"\n{line}\n".encode()
+            if file.write(told) < len(told):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 def fingerprint(packages: Iterable[ModuleType]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from veriformer.properties.adapters.libraries import LIBRARIES
 
@@ -65,6 +65,27 @@ class Target:
         if one := _ONE_OF_SEVERAL.fullmatch(attribute):
             attribute, index = one["attribute"], int(one["index"])
         return cls(FILE if place.endswith(".py") else MODULE, place, attribute, index)
+
+    @classmethod
+    def of_record(cls, record: object) -> Target:
+        """Return the target that `to_record` made a record of: data, which is held against what loading would read.
+
+        Raises:
+            TargetError: it is no record of a target, or its word would be read as another one.
+        """
+        try:
+            if not isinstance(record, dict) or set(record) != set(cls.__dataclass_fields__):
+                raise TypeError("it must have a kind, a place, an attribute and an index")
+            target = cls(**record)
+            if cls.parse(str(target)) == target and type(target.index) in (int, type(None)):
+                return target
+            raise TypeError(f"{target.kind} is not what {str(target)!r} names")
+        except (TypeError, ValueError) as problem:
+            raise TargetError(f"the record names no target: {problem}", is_usage=True) from None
+
+    def to_record(self) -> dict[str, str | int | None]:
+        """Return its parts, for a file."""
+        return asdict(self)
 
     def __str__(self) -> str:
         """Give the word back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import fnmatch
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -70,7 +70,8 @@ class Deviation:
 
     def speaks_of(self, name: str, target: str) -> bool:
         """Whether it is about a subject of this name or target."""
-        return any(fnmatch.fnmatchcase(word, self.subject) for word in (name, target))
+        spelled = ".*".join(map(re.escape, self.subject.split("*")))  # `many[0]` is a name, no class of letters
+        return any(re.fullmatch(spelled, word, re.DOTALL) for word in (name, target))
 
 
 @dataclass
@@ -134,12 +135,16 @@ def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
         raw = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DeviationsError(f"there is no deviations file {source}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except OSError as problem:
+        raise DeviationsError(f"{source} cannot be read: {problem.strerror}; name a TOML file") from None
+    except RecursionError:
+        raise DeviationsError(f"{source} nests its data too deeply; write [[deviation]] tables") from None
+    except ValueError as problem:  # no TOML, no UTF-8, or a number of thousands of digits
         raise DeviationsError(f"{source} is no TOML: {problem}") from None
     tables = raw.get("deviation", [])
-    if set(raw) - {"deviation"} or not isinstance(tables, list):
+    if set(raw) - {"deviation"} or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         raise DeviationsError(
-            f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(map(repr, raw))}"
+            f"{source}: write [[deviation]] tables, nothing else; there is {', '.join(list(map(repr, raw))[:12])}"
         )
     return [_entry(table, str(source), today or datetime.date.today()) for table in tables]
 
@@ -154,6 +159,8 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
         if not isinstance(table.get(key), str) or not table[key].strip():
             raise DeviationsError(f"{path}: an entry has no {key!r}; every entry needs {', '.join(_REQUIRED)}")
     expires = table.get("expires")
+    if isinstance(expires, datetime.datetime):
+        expires = expires.date()  # whatever the time, it counts up to the end of its day
     if expires is not None and not isinstance(expires, datetime.date):
         raise DeviationsError(f"{path}: expires was {expires!r}; write a date such as 2027-01-31, without quotes")
     if expires is not None and expires < today:
@@ -161,6 +168,8 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
             f"{path}: the deviation of {table['subject']!r} from {table['property']!r} expired on {expires}; "
             "look at it again, then remove it or move the date"
         )
+    if not isinstance(table.get("link", ""), str):
+        raise DeviationsError(f"{path}: link was {table['link']!r}; write an address in quotes")
     condition = table.get("condition", {})
     known = {*_CONDITIONS, "torch", *(p for library in LIBRARIES.values() for p in library.packages)}
     if not isinstance(condition, dict) or set(condition) - known:

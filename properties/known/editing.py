@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tomlkit
+from tomlkit.items import AoT
 
 from veriformer.properties.known.deviations import Deviation
 from veriformer.properties.results.records import ERROR, FAIL, Report
@@ -23,6 +24,12 @@ def recorded(report: Report, text: str, reason: str | None = None) -> tuple[str,
     """
     document = tomlkit.parse(text)
     tables = document.setdefault("deviation", tomlkit.aot())
+    if not isinstance(tables, AoT):  # `deviation = [{...}]`: in one line, where no table can follow
+        written = tomlkit.aot()
+        for entry in tables:
+            written.append(tomlkit.item(dict(entry)))
+        document.remove("deviation")
+        document["deviation"] = tables = written
     count = 0
     for subject in report.subjects:
         for result in subject.results:
@@ -45,7 +52,7 @@ def pruned(text: str, unneeded: Sequence[Deviation]) -> tuple[str, int]:
     gone = [i for i, entry in enumerate(tables) if tuple(str(entry[k]) for k in _REQUIRED_KEYS) in keys]
     for index in reversed(gone):
         del tables[index]
-    if not len(tables):
+    if "deviation" in document and not len(tables):
         document.remove("deviation")
     return (tomlkit.dumps(document) if gone else text), len(gone)
 

@@ -82,7 +82,7 @@ class Subject:
     target: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             close = difflib.get_close_matches(str(self.kind), KINDS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(f"there is no kind {self.kind!r}; {hint}the kinds are: {', '.join(KINDS)}")
@@ -100,6 +100,8 @@ class Subject:
         for size, values in self.domain.items():
             if not values:
                 raise ValueError(f"domain[{size!r}] is empty; list the sizes that build supports")
+        if not isinstance(self.name, str):
+            raise ValueError(f"name was {self.name!r}; it must be a string")
         if not self.name:
             object.__setattr__(self, "name", self._guess_name())
 
@@ -107,7 +109,7 @@ class Subject:
         part = self.module if self.module is not None else (self.build or self.forward)
         if self.module is not None:
             return type(part).__name__
-        label = getattr(part, "__name__", type(part).__name__)
+        label = str(getattr(part, "__name__", type(part).__name__))
         return self.kind if label == "<lambda>" else label
 
     @property

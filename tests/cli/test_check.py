@@ -41,13 +41,14 @@ def test_a_failure_fits_one_screen(veriformer: Run, tmp_path: Path) -> None:
 def test_replay_shows_the_failure_again_and_its_end(veriformer: Run, tmp_path: Path) -> None:
     veriformer("check", "models.py:leaky", *QUICK, "--only", "causality.prefix-consistency", status=1)
     (record,) = (tmp_path / ".veriformer").glob("*.json")
-    again = veriformer("replay", record.stem[:4], status=1)
+    mine = ("--target", "models.py:leaky")
+    again = veriformer("replay", record.stem[:4], *mine, status=1)
     assert "The outputs for a prefix are the first outputs for the whole sequence." in again.stdout
     (tmp_path / "models.py").write_text((tmp_path / "models.py").read_text().replace("gpt(2)", "gpt(1)"))
-    assert "no longer violates" in veriformer("replay", str(record), status=0).stdout
+    assert "no longer violates" in veriformer("replay", str(record), *mine, status=0).stdout
     data = json.loads(record.read_text())
     record.write_text(json.dumps({**data, "choices": {**data["choices"], "T": "__import__('os')"}}))
-    edited = veriformer("replay", record.stem, status=3)
+    edited = veriformer("replay", record.stem, *mine, status=3)
     assert "the recorded T is \"__import__('os')\"; it must be one of" in " ".join(edited.stderr.split())
     record.write_text(record.read_text()[:40])
     assert "is truncated or was edited" in veriformer("replay", record.stem, status=3).stderr

@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import pytest
 
@@ -113,8 +114,8 @@ def test_an_interrupted_run_goes_on_where_it_was(veriformer: Run, cluster: DaskC
     assert json.loads(out) == json.loads((tmp_path / "there" / "report.json").read_text())
     if first.returncode == 130:  # else all was judged before the signal came
         assert "the same command goes on" in " ".join(errors.split())
-    lines = store.read_text().splitlines(keepends=True)
-    store.write_text(lines[0] + lines[0][:20])
+    row = next(line for line in store.read_text().splitlines() if line)
+    store.write_text(f"{row}\n{row[:20]}")
     there = veriformer(*call, status=0)
     assert "1 of 2 models were judged before" in " ".join(there.stderr.split())
     assert there.stdout == veriformer("sweep", *call[1:3], "--out", "here", *PATIENT, status=0).stdout
@@ -153,6 +154,44 @@ def test_a_scheduler_that_is_lost_is_told_of() -> None:
     for ask in (lambda dask: dask.submit(os.getpid), lambda dask: dask.width()):
         with pytest.raises(ClusterError, match=r"the Dask scheduler at tcp://h:1 is gone .* give the same command"):
             ask(opening._Dask(Lost(), "tcp://h:1"))
+
+
+class Leaving(ThreadPoolExecutor):
+    """A cluster of one worker, this process, that goes away after so many jobs."""
+
+    rounds = 1
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(1)
+        self.jobs = jobs
+
+    def submit(self, function: Any, /, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        self.jobs -= 1
+        if self.jobs < 0:
+            raise ClusterError("the cluster is gone")
+        return super().submit(function, *arguments)
+
+    def width(self) -> int:
+        return 1
+
+    def tell(self, function: Any, /, *arguments: Any) -> None:
+        function(*arguments)
+
+
+def test_what_was_known_is_told_where_the_cluster_is_lost(veriformer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def workers_of(cluster: str, at_once: int | None, **limits: Any) -> Elsewhere:
+        there = Elsewhere(leaving, at_once)
+        click.get_current_context().call_on_close(there.leave)
+        return there
+
+    call = ("check", "models.py:leaky", "--only", "causality", "--profile", "quick", "--cluster", "here", *PATIENT)
+    monkeypatch.setattr("veriformer.cli.check.workers_of", workers_of)
+    with Leaving(jobs=4) as leaving:  # two ask what there is to judge, the third sends canaries
+        done = veriformer(*call, status=130)
+    assert "Error: the cluster is gone; what follows is what was known by then" in " ".join(done.stderr.split())
+    assert json.loads(done.stdout)["subjects"][0]["results"]
+    with Leaving(jobs=0) as leaving:
+        assert "Error: the cluster is gone" in veriformer(*call, status=3).stderr
 
 
 @pytest.mark.parametrize("command", [("check", "torch:softmax"), ("sweep", "torch:softmax"), ("mutants",)])

@@ -16,14 +16,16 @@ import pytest
 
 from veriformer.cli.processes.asking import Pool
 from veriformer.cli.recorded import find_case, how_to_repeat, trusted
+from veriformer.properties.adapters.target import Target
 from veriformer.reports.records import RecordError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": [], "call_seconds": 30.0, "named": []}
 CASE: dict[str, Any] = {
-    "schema": "veriformer-counterexample/1", "target": "torch:LayerNorm", "property": "norm.definition", "choices": {},
-    "settings": SETTINGS,
+    "schema": "veriformer-counterexample/1",
+    "target": {"kind": "library", "place": "torch", "attribute": "LayerNorm", "index": None},
+    "property": "norm.definition", "choices": {}, "settings": SETTINGS,
 }  # fmt: skip
 
 
@@ -94,21 +96,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("target", ["models.py:mine", "a.module:mine", "torch", "torch:../x.py:mine", "nonsense"])
-def test_a_case_of_this_folder_may_name_any_code(folder: Path, target: str) -> None:
-    assert trusted(target, find_case("0123")) == target
+PLACES = ["0123", "elsewhere/.veriformer/ab12cd34.json", ".veriformer/0f0f0f0f.json"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("word", ["models.py:mine", "a.module:mine", "../torch:x.py:mine", "many.py:several[3]"])
+def test_no_case_may_name_code_wherever_it_lies(folder: Path, place: str, word: str) -> None:
+    with pytest.raises(
+        RecordError, match=r"no file is trusted to say so; if that is the code you mean say so yourself"
+    ):
+        trusted(Target.parse(word).to_record(), find_case(place))
+    assert trusted(Target.parse("torch:LayerNorm").to_record(), find_case(place)) == "torch:LayerNorm"
 
 
 @pytest.mark.parametrize(
-    "place",
-    ["elsewhere/.veriformer/ab12cd34.json", ".veriformer/deeper/ab12cd34.json", ".veriformer/0f0f0f0f.json",
-     ".veriformer/../elsewhere/.veriformer/ab12cd34.json"],
+    "recorded",
+    ["torch:/../../x.py:mine", "torch:LayerNorm", "", None, 7, [], {}, {"kind": "library"},
+     {"kind": "library", "place": "x.py", "attribute": "mine", "index": None},
+     {"kind": "library", "place": "torch:/../x.py", "attribute": "mine", "index": None},
+     {"kind": "module", "place": "torch", "attribute": "LayerNorm", "index": None},
+     {"kind": "library", "place": "torch", "attribute": "LayerNorm", "index": 0},
+     {"kind": "library", "place": ["torch"], "attribute": "LayerNorm", "index": None},
+     {"kind": "file", "place": "m.py", "attribute": "mine", "index": True},
+     {"kind": "library", "place": "torch", "attribute": "LayerNorm", "index": None, "run": "x"}],
 )  # fmt: skip
-@pytest.mark.parametrize("target", ["models.py:mine", "a.module:mine", "../torch:x.py:mine", "nonsense", ""])
-def test_any_other_case_may_name_none(folder: Path, place: str, target: str) -> None:
-    with pytest.raises(RecordError, match="which would be imported; if that is your code say so: --target"):
-        trusted(target, find_case(place))
-    assert trusted("torch:LayerNorm", find_case(place)) == "torch:LayerNorm"
+def test_a_record_that_would_be_read_otherwise_than_it_says_names_nothing(folder: Path, recorded: object) -> None:
+    with pytest.raises(RecordError, match="is no recorded case: the record names no target"):
+        trusted(recorded, find_case("0123"))
 
 
 @pytest.mark.parametrize("case", ["ffff", "../elsewhere/.veriformer/ab", "/etc/passwd", "*", "ab12cd34"])
@@ -120,7 +134,9 @@ def test_an_id_that_is_not_recorded_says_where_else_to_look(folder: Path, case: 
 
 def test_the_command_names_what_is_not_trusted_by_itself(folder: Path) -> None:
     own, other = Path(".veriformer/0123abcd.json"), Path("elsewhere/.veriformer/ab12cd34.json")
-    assert how_to_repeat(own, "m.py:mine") == {"again": "veriformer replay 0123abcd", "script": ""}
+    assert how_to_repeat(own, "m.py:mine") == {"again": "veriformer replay 0123abcd --target m.py:mine", "script": ""}
+    assert how_to_repeat(own, "torch:LayerNorm") == {"again": "veriformer replay 0123abcd", "script": ""}
+    assert how_to_repeat(Path("unwritten.json"), "torch:LayerNorm") == {"again": "", "script": ""}
     assert how_to_repeat(other, "torch:LayerNorm")["again"] == f"veriformer replay {other}"
     other.with_suffix(".py").write_text("", encoding="utf-8")
     assert how_to_repeat(other, "my models.py:mine") == {
@@ -132,7 +148,7 @@ def test_the_command_names_what_is_not_trusted_by_itself(folder: Path) -> None:
 def test_a_recorded_case_cannot_lead_from_a_library_to_a_file(veriformer: Run, tmp_path: Path) -> None:
     (tmp_path / "torch:").mkdir()
     (tmp_path / "x.py").write_text("open('ran', 'w').close()\nmine = 7\n", encoding="utf-8")
-    case = {**CASE, "target": "torch:/../x.py:mine", "settings": {}}
+    case = {**CASE, "target": {**CASE["target"], "attribute": "/../x.py:mine"}, "settings": {}}
     (tmp_path / "sent.json").write_text(json.dumps(case), encoding="utf-8")
     assert "its setting 'profile' is missing" in " ".join(veriformer("replay", "sent.json", status=3).stderr.split())
     (tmp_path / "sent.json").write_text(json.dumps({**case, "settings": CASE["settings"]}), encoding="utf-8")
@@ -172,11 +188,12 @@ def test_a_mended_subject_goes_on_where_its_record_ends(veriformer: Run, tmp_pat
     veriformer("check", "soft.py:mine", "--profile", "quick", "-n", "1", "--only", "softmax.axis", status=1)
     (record,) = (tmp_path / ".veriformer").glob("*.json")
     (tmp_path / "soft.py").write_text(VACUOUS.replace("True", "False"), encoding="utf-8")
-    assert "the recorded case no longer violates the property" in veriformer("replay", record.stem, status=0).stdout
+    mine = ("replay", record.stem, "--target", "soft.py:mine")
+    assert "the recorded case no longer violates the property" in veriformer(*mine, status=0).stdout
     data = json.loads(record.read_text(encoding="utf-8"))
     label = next(iter(data["choices"]))
     record.write_text(json.dumps({**data, "choices": {**data["choices"], label: "four"}}), encoding="utf-8")
-    assert f"the recorded {label} is 'four'" in " ".join(veriformer("replay", record.stem, status=3).stderr.split())
+    assert f"the recorded {label} is 'four'" in " ".join(veriformer(*mine, status=3).stderr.split())
 
 
 def test_a_case_that_shows_nothing_is_no_end_of_the_violation(

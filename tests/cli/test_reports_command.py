@@ -124,7 +124,9 @@ def test_a_case_from_elsewhere_imports_nothing(veriformer: Run, checked: Path) -
     case = next((checked / "out" / ".veriformer").glob("*.json"))
     record = json.loads(case.read_text())
     (checked / "evil.py").write_text("open('ran', 'w').close()\nmine = 7\n")
-    (checked / "sent.json").write_text(json.dumps({**record, "target": "evil.py:mine"}))
+    (checked / "sent.json").write_text(
+        json.dumps({**record, "target": {**record["target"], "place": "evil.py", "attribute": "mine"}})
+    )
     refused = veriformer("replay", "sent.json")
     assert refused.returncode == 3
     assert "--target evil.py:mine" in " ".join(refused.stderr.split())

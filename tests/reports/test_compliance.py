@@ -39,7 +39,7 @@ def test_cells_count_outcomes_by_family(tmp_path: Path) -> None:
     text = (tmp_path / "compliance.md").read_text()
     assert "`lib:mine` norm.b: FAIL: why FAIL" in text
     assert "`lib:mine` loss.a: DEVIATION: why DEVIATION" in text
-    assert "`lib:huge`: too <large>" in text
+    assert "`lib:huge`: too &lt;large>" in text
     assert "too &lt;large&gt;" in (tmp_path / "compliance.html").read_text()
 
 
