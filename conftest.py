@@ -9,7 +9,18 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is impo
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-collect_ignore = ["reference", "properties", "ablations", "reports", "cli", "src", "build", "examples", "benchmarks"]
+collect_ignore = [
+    "clusters",
+    "reference",
+    "properties",
+    "ablations",
+    "reports",
+    "cli",
+    "src",
+    "build",
+    "examples",
+    "benchmarks",
+]
 """The packages at the top level hold no tests; `veriformer.properties` is tested under tests/."""
 
 settings.register_profile("quick", max_examples=5, deadline=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from veriformer.ablations.execution.executors import Executor, run_jobs
+from veriformer.ablations.execution.executors import run_jobs
 from veriformer.ablations.execution.plan import Grouping, Job, jobs_of
 from veriformer.ablations.execution.store import Store
 from veriformer.ablations.measuring.measurement import Measurement
@@ -17,6 +17,7 @@ from veriformer.ablations.studies.study import Study
 from veriformer.ablations.training.records import is_whole
 from veriformer.ablations.trials.trial import code_digest
 from veriformer.ablations.verdicts.summary import FORMAT, summarise, versions
+from veriformer.clusters.attempts import Executor
 from veriformer.reference.positions import sinusoidal
 
 

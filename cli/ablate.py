@@ -71,11 +71,12 @@ def ablate(
 
     Without STUDY: positions, residual, norm, warm-up. A finished trial is stored at once and never run twice.
     """
-    from veriformer.ablations.execution.executors import ClusterError, open_executor
+    from veriformer.ablations.execution.executors import open_executor
     from veriformer.ablations.execution.plan import Grouping
     from veriformer.ablations.execution.store import Store, StoreError
     from veriformer.ablations.running import MismatchError, Run
     from veriformer.ablations.verdicts.summary import warnings_before
+    from veriformer.clusters.opening import ClusterError
     from veriformer.reports.ablation import write_report
 
     err = screen(aside=True)

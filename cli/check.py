@@ -11,12 +11,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.options import DEVICE, FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.recorded import CASES, how_to_repeat, write_cases
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.cli.unjudged import print_unjudged
+from veriformer.clusters.opening import ClusterError
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
@@ -40,6 +43,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @click.option("--device", type=DEVICE, default="cpu", show_default=True, help="cpu or cuda")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="judge in these dtypes alone")
 @click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
+@cluster_option
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @deviation_options
 @click.option("--out", type=FOLDER, help="folder for report.json, .html, .md, junit.xml and badge.svg")
@@ -59,6 +63,7 @@ def check(
     device: str,
     dtypes: tuple[str, ...],
     workers: int | None,
+    cluster: str | None,
     seed: int,
     deviations_file: Path | None,
     update_deviations: bool,
@@ -73,7 +78,8 @@ def check(
     verbose: bool,
 ) -> int:
     """Judge TARGETs: package.module:attribute, path/file.py:attribute, or `reference`, `torch` and their parts."""
-    warm_up()
+    if cluster is None:
+        warm_up()
     settings = {
         "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
         "named": only,
@@ -87,7 +93,12 @@ def check(
         deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=whole and level == "all"
     )
     try:
-        with Pool(size, settings, max_memory) as pool:
+        judges: Pool | PoolElsewhere = Pool(size, settings, max_memory)
+        if cluster is not None:
+            folder, seconds = (out or Path()) / CASES, seconds_of(profile)
+            there = workers_of(cluster, workers, seconds=seconds, max_memory=max_memory, folder=folder)
+            judges = PoolElsewhere(there, settings, max_memory)
+        with judges as pool:
             plan = pool.ask("plan", targets=targets, only=only, exclude=exclude, level=level)
             known = [p["id"] for p in pool.ask("describe")["properties"]]
             deviations.insist(known, [(s["name"], s["target"]) for s in plan["subjects"]])
@@ -102,6 +113,11 @@ def check(
         return NOTHING_JUDGED
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then")
+        run.interrupted = True
+    except ClusterError as problem:
+        if not run.report.subjects:
+            raise
+        say(f"Error: {problem}; what follows is what was known by then", aside=True)
         run.interrupted = True
     report = run.report
     unwritten = Unwritten()
@@ -131,6 +147,11 @@ def check(
     return 130 if run.interrupted else unwritten.status(report.exit_status)
 
 
+def seconds_of(profile: str) -> float:
+    """Return the limit for one property: a search may shrink for as long as it looked, then call once more."""
+    return 2 * PROFILES[profile].property_seconds + 60
+
+
 class _Run:
     """A report in the making."""
 
@@ -140,7 +161,7 @@ class _Run:
         self.catalogue_size = 0
         self.interrupted = False
 
-    def judge(self, pool: Pool, plan: dict[str, Any], err: Console) -> None:
+    def judge(self, pool: Pool | PoolElsewhere, plan: dict[str, Any], err: Console) -> None:
         """Judge every subject of the plan by every property, and put faults into each."""
         started = time.perf_counter()
         properties = plan["properties"]
@@ -184,8 +205,7 @@ class _Run:
 
     def _tasks(self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any) -> list[Task]:
         found: dict[str, Task] = {}
-        effort = PROFILES[self.report.profile]
-        seconds = 2 * effort.property_seconds + 60  # a search may shrink for as long as it looked, then call once more
+        seconds = seconds_of(self.report.profile)
 
         def judged(answer: dict[str, Any]) -> None:
             part.results.append(result_of(cleaned(answer["result"])))

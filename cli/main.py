@@ -22,6 +22,7 @@ from veriformer.cli.replay import replay
 from veriformer.cli.report import report
 from veriformer.cli.speaking import UNWRITTEN, say, streams
 from veriformer.cli.sweep import sweep
+from veriformer.clusters.opening import ClusterError
 
 NOTHING_JUDGED, USAGE, INTERRUPTED = 2, 3, 130
 
@@ -65,6 +66,9 @@ def _status(words: list[str]) -> int:
         told = io.StringIO()
         problem.show(told)
         say(told.getvalue(), aside=True, end="")
+        return USAGE
+    except ClusterError as problem:
+        say(f"Error: {problem}", aside=True)
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         say("interrupted", aside=True)

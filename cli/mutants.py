@@ -10,11 +10,14 @@ from typing import Any
 
 import click
 
+from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.options import FOLDER, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.apart import Apart, Call
+from veriformer.cli.processes.elsewhere import ApartElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
+from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 from veriformer.reports.readable import cleaned
 
@@ -27,9 +30,11 @@ _JUDGING = "veriformer.tests.mutants.judging"
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
+@cluster_option
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
 @click.option("--out", type=FOLDER, default=Path(".veriformer/mutants"),
               show_default=True, help="folder for what was judged; a second run goes on from there")  # fmt: skip
+@click.option("--stable", is_flag=True, help="leave out of the JSON what changes from run to run: times")
 @click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
 @click.option("--mutant-seconds", type=SECONDS, default=300.0, show_default=True, help="limit for one mutant")
 def mutants(
@@ -38,8 +43,10 @@ def mutants(
     profile: str,
     seed: int,
     workers: int | None,
+    cluster: str | None,
     form: str,
     out: Path,
+    stable: bool,
     fresh: bool,
     mutant_seconds: float,
 ) -> int:
@@ -66,7 +73,11 @@ def mutants(
     calls: dict[str, Call] = {
         i: (judge_source if made else judge_fault, (i, profile, seed)) for i, made in chosen.items() if i not in rows
     }
-    way = Apart("mutants", workers or min(os.cpu_count() or 1, 4), mutant_seconds, preload=[_JUDGING])
+    size = workers or min(os.cpu_count() or 1, 4)
+    way: Apart | ApartElsewhere = Apart("mutants", size, mutant_seconds, preload=[_JUDGING])
+    if cluster is not None:
+        there = workers_of(cluster, workers, seconds=mutant_seconds, folder=out)
+        way = ApartElsewhere(there, "mutants", mutant_seconds, preload=[_JUDGING])
     interrupted, unwritten = False, Unwritten()
     try:
         for name, row, told in way.run(calls, err):
@@ -80,7 +91,7 @@ def mutants(
         [rows[i] for i in chosen if i in rows], _properties(), whole=not only, profile=profile, seed=seed
     )
     if form == "json":
-        say(json.dumps(matrix, indent=1))
+        say(json.dumps(without_changing(matrix) if stable else matrix, indent=1))
     elif form == "markdown":
         say(markdown(matrix))
     else:

@@ -13,9 +13,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.options import FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
 from veriformer.cli.processes.apart import Apart, Call
+from veriformer.cli.processes.elsewhere import ApartElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
@@ -23,6 +25,7 @@ from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import subject_of
 from veriformer.properties.results.records import Report
 from veriformer.reports.compliance import compliance, print_compliance, write_compliance
+from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.readable import cleaned
 from veriformer.reports.records import RecordError, write_json
 from veriformer.reports.schema import insist
@@ -36,6 +39,7 @@ _SHARED_PROCESS = 25  # models that share a process, so that a library is not im
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="quick", show_default=True)
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("-n", "workers", type=PROCESSES, default=None, help="processes; default: cores, at most 4")
+@cluster_option
 @deviation_options
 @click.option(
     "--out",
@@ -45,6 +49,7 @@ _SHARED_PROCESS = 25  # models that share a process, so that a library is not im
     help="folder for report.json and compliance.md, .html, .csv; a second run goes on",
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--stable", is_flag=True, help="leave out what changes from run to run: times, the machine")
 @click.option("--fresh", is_flag=True, help="judge again what an earlier run has judged")
 @click.option("--model-seconds", type=SECONDS, default=180.0, show_default=True, help="limit for one model")
 @click.option("--max-memory", type=GIBIBYTES, default=8.0, show_default=True, metavar="GIB", help="for each process")
@@ -54,12 +59,14 @@ def sweep(
     profile: str,
     seed: int,
     workers: int | None,
+    cluster: str | None,
     deviations_file: Path | None,
     update_deviations: bool,
     reason: str | None,
     prune: bool,
     out: Path,
     form: str,
+    stable: bool,
     fresh: bool,
     model_seconds: float,
     max_memory: float,
@@ -76,7 +83,10 @@ def sweep(
     )
     started = time.perf_counter()
     size = workers or min(os.cpu_count() or 1, 4)
-    way = Apart("models", size, model_seconds, tasks_a_process=_SHARED_PROCESS)
+    way: Apart | ApartElsewhere = Apart("models", size, model_seconds, tasks_a_process=_SHARED_PROCESS)
+    if cluster is not None:
+        there = workers_of(cluster, workers, seconds=model_seconds, max_memory=max_memory, folder=out)
+        way = ApartElsewhere(there, "models", model_seconds, tasks_a_process=_SHARED_PROCESS)
     targets, versions = _targets(libraries, way, err)
     key = f"{level} {profile} {seed} {sorted(versions.items())} {fingerprint((properties, reference))}"
     store = JudgedStore(out / "judged.jsonl", key)
@@ -120,6 +130,7 @@ def sweep(
     record = cleaned(report.to_json())
     unbuilt = {t: rows[t]["error"] for t in targets if t in rows and not rows[t]["subject"]}
     record["not_judged"] = unbuilt
+    record = without_changing(record) if stable else record
     table = compliance(record)
     with unwritten.attempt("the report"):
         write_json(out / "report.json", record)
@@ -151,7 +162,7 @@ def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
     return any(word in why for word in ("process ended", "memory", "bad_alloc", "MemoryError"))
 
 
-def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
+def _targets(libraries: tuple[str, ...], way: Apart | ApartElsewhere, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
     from veriformer.cli.processes.sweeping import names_of
     from veriformer.properties.adapters.libraries import LIBRARIES

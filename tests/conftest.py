@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from dask_cluster import DaskCluster, running
 from verification import counting
 from veriformer.cli.processes.template import start, template
+from veriformer.clusters import opening
 from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +114,22 @@ def copies() -> None:
     worker of another for itself, which takes seconds.
     """
     start(template(*PRELOADED))
+
+
+@pytest.fixture
+def scheduler(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaskCluster]:
+    """Start a scheduler without workers."""
+    monkeypatch.setattr(opening, "CONNECT_SECONDS", 600.0)  # a busy machine starts one slowly
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(scheduler: DaskCluster) -> DaskCluster:
+    """Start a scheduler and two workers."""
+    for _ in range(2):
+        scheduler.add_worker("--no-nanny")
+    return scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from test_imports import ROOMS
 
 TEXT = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"`((?:reference|properties|ablations|reports|cli)(?:\.\w+)+(?::\w+)?)`", TEXT)))
+NAMES = sorted(set(re.findall(r"`((?:clusters|reference|properties|ablations|reports|cli)(?:\.\w+)+(?::\w+)?)`", TEXT)))
 ROOT = Path(__file__).parent.parent
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
+FOLDERS = ("clusters", "reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
 BARE = {*(Path(f).name for f in FOLDERS)}
 ALLOWED = {
+    "clusters": {"clusters"},
     "reference": {"reference"},
     "properties": {"reference", "properties"},
-    "ablations": {"reference", "ablations"},
+    "ablations": {"reference", "clusters", "ablations"},
     "reports": {"reports"},
-    "cli": {"reference", "properties", "ablations", "reports", "cli", "tests"},
+    "cli": {"clusters", "reference", "properties", "ablations", "reports", "cli", "tests"},
     "tests": {"reference", "properties", "tests"},
 }
 ROOMS = {

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
+PACKAGES = ("clusters", "reference", "properties", "ablations", "reports", "cli", "tests/mutants", "tests/traps")
 
 
 def test_the_wheel_ships_every_file_of_every_package(wheel: Path) -> None:

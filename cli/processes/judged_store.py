@@ -6,8 +6,11 @@ import errno
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,11 +62,25 @@ def fingerprint(packages: Iterable[ModuleType]) -> str:
     """
     import torch
 
-    digest = hashlib.sha256(torch.__version__.encode())
-    for package in packages:
-        for folder in map(Path, package.__path__):
-            for file in sorted(
-                f for f in folder.rglob("*") if f.suffix in (".py", ".jsonl", ".toml") and f.parent.name != "known"
-            ):
-                digest.update(file.read_bytes())
+    return _digest(torch.__version__, (folder for package in packages for folder in package.__path__))
+
+
+def release() -> dict[str, str]:
+    """Return what two machines must have in common, by name, so that they judge alike; torch is not imported."""
+    found = map(find_spec, ("veriformer.reference", "veriformer.properties", "veriformer.tests.mutants"))
+    own = [folder for spec in found if spec for folder in spec.submodule_search_locations or ()]
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: version(name) for name in ("torch", "hypothesis", "numpy", "scipy")},
+        "the code of veriformer": _digest("", own)[:8],
+    }
+
+
+def _digest(start: str, folders: Iterable[str]) -> str:
+    digest = hashlib.sha256(start.encode())
+    for folder in map(Path, folders):
+        for file in sorted(
+            f for f in folder.rglob("*") if f.suffix in (".py", ".jsonl", ".toml") and f.parent.name != "known"
+        ):
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from veriformer.ablations.execution import executors
-from veriformer.ablations.execution.executors import ClusterError, batch_system, local, open_executor, run_jobs
+from dask_cluster import DaskCluster
+from veriformer.ablations.execution.executors import local, open_executor, run_jobs
 from veriformer.ablations.execution.plan import Job
 from veriformer.ablations.execution.work import train_job
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.ablations.trials.trial import Trial
+from veriformer.clusters import opening
+from veriformer.clusters.opening import ClusterError, batch_system
 
 CONFIG = {
     "architecture": "classifier", "vocab_size": 8, "num_classes": 2, "d_model": 8, "num_heads": 2, "num_layers": 1,
@@ -117,41 +115,15 @@ def test_a_worker_that_dies_between_two_jobs_loses_nothing(copies: None) -> None
         assert losses(executor, wanted) == losses_here(wanted)
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A real scheduler and two workers, processes of their own, on loopback."""
-    file = tmp_path / "scheduler.json"
-    place = ("--host", "127.0.0.1", "--no-dashboard")
-    scheduler = start("dask_scheduler", "--port", "0", "--scheduler-file", str(file), *place)
-    while not (told := file.read_text() if file.exists() else "").endswith("}"):
-        assert scheduler.poll() is None, "the scheduler ended"
-        time.sleep(0.05)
-    address = json.loads(told)["address"]
-    workers = [start("dask_worker", address, "--nthreads", "1", "--no-nanny", *place) for _ in range(2)]
-    yield address, workers
-    for process in (*workers, scheduler):
-        process.kill()
-        process.wait()
-
-
-def test_a_cluster_that_loses_a_worker_gives_the_same_numbers(
-    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executors, "CONNECT_SECONDS", 600.0)
-    address, workers = cluster
+def test_a_cluster_that_loses_a_worker_gives_the_same_numbers(cluster: DaskCluster, tmp_path: Path) -> None:
     wanted = jobs(8, steps=10)
     found: dict[int, float] = {}
-    with open_executor(address, 1, tmp_path) as executor:
+    with open_executor(cluster.address, 1, tmp_path) as executor:
         for count, (job, outcome) in enumerate(run_jobs(executor, wanted, ahead=8)):
             assert not isinstance(outcome, BaseException), outcome
             found[job.trials[0].seed] = outcome["records"][0]["loss"]
             if count == 2:
-                workers[0].kill()
+                cluster.workers[0].kill()
     assert found == losses_here(wanted)
 
 
@@ -182,7 +154,7 @@ def test_a_trial_that_fails_is_reported_and_the_rest_goes_on(copies: None) -> No
 def test_a_cluster_that_is_not_there(
     address: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(opening, "CONNECT_SECONDS", 1.0)
     with pytest.raises(ClusterError, match=message), open_executor(address, 1, tmp_path):
         pass
 

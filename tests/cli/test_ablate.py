@@ -20,6 +20,7 @@ import pytest
 
 from veriformer.ablations.execution import executors
 from veriformer.cli.main import main
+from veriformer.clusters.opening import ClusterError
 
 COMMAND = str(Path(sys.executable).parent / "veriformer")
 SMALL = ["ablate", "positions", "--task", "first", "--variant", "none", "--stack", "1", "--jobs", "1", "--seeds", "2"]
@@ -122,7 +123,7 @@ def test_too_few_seeds_are_announced_before_they_run(
     veriformer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing_runs(cluster: str | None, processes: int, folder: Path) -> Any:
-        raise executors.ClusterError("nothing is run here")
+        raise ClusterError("nothing is run here")
 
     monkeypatch.setattr(executors, "open_executor", nothing_runs)
     few = ["positions", "--task", "majority", "--variant", "none", "--seeds", "2"]

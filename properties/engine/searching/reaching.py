@@ -15,6 +15,7 @@ from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.measured import is_swamped, judged_dtypes
+from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.rounding import name_of
 from veriformer.properties.engine.case import Case
@@ -156,10 +157,13 @@ def reach_of(bench: Workbench) -> int:
         SubjectTimeoutError: a call with such a sequence took too long; it is made once.
     """
     if ("reach",) not in bench.measured:
+        kept, bench.tally = bench.tally, Tally()  # lengths tried here are none that the first to ask has judged
         try:
             bench.measured["reach",] = _reach_of(bench)
         except SubjectTimeoutError as problem:
             bench.measured["reach",] = str(problem)
+        finally:
+            bench.tally = kept
     longest: int | str = bench.measured["reach",]
     if isinstance(longest, str):
         raise SubjectTimeoutError(longest)

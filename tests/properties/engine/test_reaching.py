@@ -59,6 +59,16 @@ def test_a_model_that_ends_before_is_walked_up_to_its_end() -> None:
     assert far_lengths(bench(subject), 1025) == [100, 65, 33]
 
 
+def test_who_asks_first_how_far_a_subject_reaches_has_judged_no_length_more() -> None:
+    ids = ["causality.no-future-influence", "causality.prefix-consistency"]
+    alone = {i: check(decoder(longest=100), only=[i], profile="quick").results[0] for i in ids}
+    together = {r.id: r for r in check(decoder(longest=100), only=ids, profile="quick").results}
+    for i in ids:
+        assert together[i].reach == alone[i].reach
+        assert together[i].paths == alone[i].paths
+        assert max(alone[i].reach["T"]) <= 100
+
+
 def test_what_a_subject_declares_is_the_end() -> None:
     assert far_lengths(bench(decoder().with_facts(max_len=50)), 1025) == [50, 33]
 

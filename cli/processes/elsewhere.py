@@ -1,0 +1,246 @@
+"""Judging on the workers of a cluster: what `asking` and `apart` do here, with the same faces; see `hosting`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import pickle
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from veriformer.cli.processes.apart import Call
+from veriformer.cli.processes.asking import RefusedError, Task
+from veriformer.cli.processes.hosting import done_there, leave
+from veriformer.cli.processes.judged_store import release
+from veriformer.clusters.attempts import ATTEMPTS, Attempts, is_death
+from veriformer.clusters.opening import Cluster, ClusterError
+
+_JOB_SECONDS = 3000.0  # that the limits of what one job judges may add up to, so that a batch system's hour is enough
+_START_SECONDS = 600.0  # for processes to start on a slow disk
+
+
+def minutes_of(seconds: float) -> int:
+    """Return the minutes that a job may take whose single judgements may take these seconds."""
+    return math.ceil((max(_JOB_SECONDS, seconds) + _START_SECONDS) / 60)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended.
+
+    Attributes:
+        answer: of the host; None if there is none.
+        why: there is none.
+        beside: what a user should know who reads why a target was refused there.
+    """
+
+    answer: Any
+    why: str
+    beside: str = ""
+
+
+class Elsewhere:
+    """The workers of a cluster, for one run of a command.
+
+    Args:
+        cluster: with workers that see the same files.
+        at_once: jobs handed over at a time; None: what the cluster finds worth while.
+    """
+
+    def __init__(self, cluster: Cluster, at_once: int | None = None) -> None:
+        self._cluster, self._at_once = cluster, at_once
+        self._run, self._folder = uuid.uuid4().hex, str(Path.cwd())
+        self._jobs = Attempts[int](cluster)
+        self._keys = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def width(self) -> int:
+        """How many jobs are worth handing over at a time."""
+        return self._at_once or self._cluster.width()
+
+    def share(self, left: int, seconds: float) -> int:
+        """Return how many of the judgements that are left, with these limits, make up the next job."""
+        rounds = self._cluster.rounds
+        return max(1, min(math.ceil(left / (rounds * self.width)), int(_JOB_SECONDS // seconds)))
+
+    def begin(self, chore: str, *arguments: Any) -> int:
+        """Hand over a job, a method of `Chores` with its arguments; return its key."""
+        key = next(self._keys)
+        self._jobs.begin(key, done_there, self._run, self._folder, pickle.dumps((chore, arguments)))
+        return key
+
+    def ended(self) -> Iterator[tuple[int, Ended]]:
+        """Yield the jobs that have ended by now, by key.
+
+        Raises:
+            ClusterError: the workers cannot do such jobs at all.
+        """
+        for key, outcome in self._jobs.ended():
+            yield key, self._opened(outcome)
+
+    def cancel(self) -> None:
+        """Take back what was not begun."""
+        self._jobs.cancel()
+
+    def leave(self) -> None:
+        """End what is left of the run on the workers."""
+        self.cancel()
+        self._cluster.tell(leave, self._run)
+
+    def _opened(self, outcome: Any) -> Ended:
+        if isinstance(outcome, BaseException):
+            if is_death(outcome):
+                return Ended(None, f"the workers of the cluster that judged it died, {ATTEMPTS} times")
+            line = (str(outcome).strip() or "no reason given").splitlines()[-1]
+            raise ClusterError(
+                f"a worker of the cluster cannot judge ({type(outcome).__name__}: {line}); "
+                "install the same release of veriformer for all of them"
+            )
+        if "lost" in outcome:
+            return Ended(None, outcome["lost"])
+        machine, ours, theirs = outcome["machine"], _own_release(), outcome["release"]
+        if other := [name for name in ours if theirs.get(name) != ours[name]]:
+            told = ", ".join(f"{name} {theirs.get(name)} (here {ours[name]})" for name in other)
+            raise ClusterError(f"a worker on {machine} has {told}; install the same versions on all machines")
+        if "failed" in outcome:
+            raise ClusterError(f"veriformer itself failed on {machine}: {outcome['failed']} (please report this)")
+        beside = (
+            "" if outcome["has_folder"] else f" (the worker on {machine} has no folder {self._folder}: share it, or "
+            "install the package of the target there)"
+        )  # fmt: skip
+        return Ended(outcome["answer"], "", beside)
+
+
+class PoolElsewhere:
+    """Workers of a cluster that share tasks; with the face of `asking.Pool`."""
+
+    def __init__(self, there: Elsewhere, settings: dict[str, Any], memory_gib: float) -> None:
+        self._there, self._settings, self._memory_gib = there, settings, memory_gib
+
+    def __enter__(self) -> PoolElsewhere:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._there.cancel()
+
+    def ask(self, question: str, seconds: float = 300.0, **arguments: Any) -> dict[str, Any]:
+        """Ask one question and wait for the answer.
+
+        Raises:
+            RefusedError: no answer, with the reason.
+            ClusterError: the workers cannot answer at all.
+        """
+        self._there.begin("ask", self._settings, self._memory_gib, question, seconds, arguments)
+        while True:
+            for _, ended in self._there.ended():
+                if ended.answer is None:
+                    raise RefusedError(ended.why, is_usage=False)
+                if "why" in ended.answer:
+                    raise RefusedError(ended.answer["why"] + ended.beside, is_usage=ended.answer["is_usage"])
+                answer: dict[str, Any] = ended.answer["answer"]
+                return answer
+
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Do all tasks, each once the tasks that it needs are finished.
+
+        Raises:
+            ClusterError: the workers cannot do them.
+        """
+        waiting, running = list(tasks), dict[int, list[Task]]()
+        while waiting or running:
+            while len(running) < self._there.width and (job := self._next(waiting)):
+                running[self._begin(job)] = job
+            for key, ended in self._there.ended():
+                for i, task in enumerate(running.pop(key)):
+                    lost: dict[str, Any] = {"why": ended.why, "late": False}
+                    found = lost if ended.answer is None else ended.answer[i]
+                    if "why" in found:
+                        task.lost(found["why"] + ended.beside, found["late"])
+                    else:
+                        task.done(found["answer"])
+                    task.finished = True
+
+    def _begin(self, job: Sequence[Task]) -> int:
+        questions = [(task.question, task.arguments(), task.seconds) for task in job]
+        return self._there.begin("judge", self._settings, self._memory_gib, questions)
+
+    def _next(self, waiting: list[Task]) -> list[Task]:
+        """Take those tasks off the list that make up the next job: of one subject, whose models are built once."""
+        ready = [task for task in waiting if all(n.finished for n in task.needs)]
+        if not ready:
+            return []
+        first = ready[0]
+        alike = [task for task in ready if _subject_of(task) == _subject_of(first)]
+        job = alike[: self._there.share(len(ready), first.seconds)] if first.question == "judge" else [first]
+        for task in job:
+            waiting.remove(task)
+        return job
+
+
+def _subject_of(task: Task) -> object:
+    return task.question, task.arguments().get("target")
+
+
+@dataclass(frozen=True)
+class ApartElsewhere:
+    """How judgements are run on a cluster; with the face of `apart.Apart`.
+
+    Attributes:
+        there: the workers.
+        label: what is judged, for the progress bar.
+        seconds: limit for one judgement; its process is ended then.
+        tasks_a_process: judgements that share a process one after another.
+        preload: modules that every process finds imported.
+    """
+
+    there: Elsewhere
+    label: str
+    seconds: float
+    tasks_a_process: int = 1
+    preload: Sequence[str] = ()
+
+    def run(self, calls: Mapping[str, Call], err: Console) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
+        """Yield `(id, answer, "")` for each call, in the order in which they end; `(id, None, why)` if none came.
+
+        Args:
+            calls: id to function and arguments; the function must be importable by the workers.
+            err: where progress is shown, if it is a terminal.
+
+        Raises:
+            ClusterError: the workers cannot do them.
+        """
+        waiting, running = list(calls.items()), dict[int, dict[str, Call]]()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TimeRemainingColumn())  # fmt: skip
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+            bar = progress.add_task(self.label, total=len(waiting))
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self.there.width:
+                        size = self.there.share(len(waiting), self.seconds)
+                        job, waiting = dict(waiting[:size]), waiting[size:]
+                        key = self.there.begin(
+                            "apart", self.label, self.seconds, self.tasks_a_process, self.preload, job
+                        )
+                        running[key] = job
+                    for key, ended in self.there.ended():
+                        asked = running.pop(key)
+                        for name, row, told in ended.answer or [(name, None, ended.why) for name in asked]:
+                            progress.update(bar, advance=1, description=name[:40])
+                            yield name, row, told
+            except BaseException:
+                self.there.cancel()
+                raise
+
+
+_own_release = functools.cache(release)
