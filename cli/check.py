@@ -18,7 +18,7 @@ from veriformer.cli.unjudged import print_unjudged
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of
+from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of, unreached_of
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.terminal import print_failure, print_report
@@ -148,15 +148,19 @@ class _Run:
                 for described in plan["subjects"]:
                     part = SubjectReport(described["name"], described["kind"], described["target"], described["facts"])
                     part.believed = list(part.facts)
+                    if planned := described["plan"]:
+                        part.plan = planned["told"]
+                        progress.console.print(planned["sentence"], style="dim", markup=False, highlight=False)
                     self.report.subjects.append(part)
+                    seconds = (planned or {}).get("property_seconds", PROFILES[self.report.profile].property_seconds)
                     tasks += self._tasks(
-                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)
+                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name), seconds
                     )
                 pool.run(tasks)
         finally:
             for part in self.report.subjects:
                 part.results.sort(key=lambda r: order.index(r.id))
-                part.reach = reach_of(part.results)
+                part.reach, part.unreached = reach_of(part.results), unreached_of(part.results)
             self.report.seconds = time.perf_counter() - started
 
     def _canaries(self, kinds: list[str], order: list[str]) -> Task:
@@ -171,10 +175,11 @@ class _Run:
         seconds = 60.0 + 10 * len(set(kinds))
         return Task("canaries", lambda: {"kinds": sorted(set(kinds)), "props": order}, sent, lost, [], seconds)
 
-    def _tasks(self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any) -> list[Task]:
+    def _tasks(
+        self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any, property_seconds: float
+    ) -> list[Task]:
         found: dict[str, Task] = {}
-        effort = PROFILES[self.report.profile]
-        seconds = 2 * effort.property_seconds + 60  # a search may shrink for as long as it looked, then call once more
+        seconds = 2 * property_seconds + 60  # a search may shrink for as long as it looked, then call once more
 
         def judged(answer: dict[str, Any]) -> None:
             part.results.append(result_of(answer["result"]))

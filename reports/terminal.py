@@ -20,6 +20,9 @@ _STYLE = {
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
 
 
+_SHOWN = 3  # ids in a line that is not about them
+
+
 def summary(subject: Mapping[str, Any], catalogue: int) -> str:
     """Return `23 pass, 1 fail of 24 applicable (31 in the catalogue)`.
 
@@ -70,6 +73,10 @@ def print_report(
             console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
         if told := reach(subject):
             console.print(Text(f"    reach: {told}", style="dim"))
+        if told := subject.get("plan"):
+            console.print(Text(f"    plan: {told}", style="dim"))
+        for told, ids in subject.get("unreached", {}).items():
+            console.print(Text(f"    not reached: {told} ({_some(ids)})", style="yellow"))
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
@@ -102,6 +109,11 @@ def reach(subject: Mapping[str, Any]) -> str:
         claimed = f" of {subject['facts']['max_len']}" if name == "T" and "max_len" in subject["facts"] else ""
         told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
     return " · ".join(told)
+
+
+def _some(ids: Sequence[str]) -> str:
+    """Return ids in one line, the first ones of many."""
+    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
 
 
 def _ids(asked: Sequence[Mapping[str, Any]]) -> str:

@@ -17,10 +17,22 @@ LAMBDA = 6.0
 """Deviations allowed in the probabilistic rounding bound; 2 exp(-LAMBDA^2 / 2) = 3e-8 is the chance to pass it."""
 
 
+_SIGNS = 1_000_003
+"""Signs that are drawn; larger tensors have them again and again. A prime, so that no two rows of one have the same."""
+
+
 def nudged(value: Tensor, generator: torch.Generator, step: float) -> Tensor:
     """Return `value` with every entry moved by a relative `step`, up or down at random."""
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device) * 2 - 1
-    return value * (1 + step * signs.to(value.dtype))
+    size = value.numel()
+    drawn = torch.randint(0, 2, (min(size, _SIGNS),), generator=generator, dtype=torch.int8).to(value.device) * 2 - 1
+    factors = 1 + step * drawn.to(value.dtype)
+    whole = size - size % _SIGNS
+    if not whole:
+        return value * factors.view(value.shape)
+    flat, moved = value.reshape(-1), torch.empty(size, dtype=value.dtype, device=value.device)
+    torch.mul(flat[:whole].view(-1, _SIGNS), factors, out=moved[:whole].view(-1, _SIGNS))
+    torch.mul(flat[whole:], factors[: size - whole], out=moved[whole:])
+    return moved.view(value.shape)
 
 
 def sensitivity(

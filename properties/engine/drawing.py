@@ -11,6 +11,7 @@ from torch import Tensor
 from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.draws import Draws, RandomDraws
+from veriformer.properties.engine.searching.costs import effort_of
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
@@ -74,7 +75,9 @@ class Drawing:
             return int(self.choice(label, range(low, longest + 1)))
         limit = min(self.subject.fact("max_len", 64), config.max_len)
         colliding = colliding_lengths(self.subject, self.config())
-        options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
+        longest = effort_of(self.bench).tokens or limit
+        options = sorted({*range(low, high + 1), *(n for n in colliding if n <= longest)})
+        options = [n for n in options if low <= n <= limit]
         return int(self.choice(label, options or [low]))
 
     def config(self) -> DrawnConfig:
@@ -94,6 +97,8 @@ class Drawing:
 
     def dtype(self) -> torch.dtype:
         """Draw one of the dtypes in which the subject is judged; seldom one whose rounding swamps what is compared."""
+        if self.bench.spares_float64 and self._draws.says("dtype"):  # made for this case alone
+            return getattr(torch, self.choice("dtype", ("bfloat16", "float16", "float32", "float64")))
         names = [str(d).removeprefix("torch.") for d in judged_dtypes(self.bench)]
         if len(names) > 1 and self._draws_wide():
             names = [*names[1:] * 4, names[0]]

@@ -43,6 +43,7 @@ class Property:
         check: the check itself.
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
+        copies: whether each case copies the whole model, so that few are judged where it is large.
         costly: whether it runs only in the profile thorough, or when it is named.
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
@@ -61,6 +62,7 @@ class Property:
     farthest: int = 0
     examples_factor: float = 1.0
     catches: tuple[str, ...] = ()
+    copies: bool = False
     costly: bool = False
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
@@ -96,6 +98,7 @@ def holds(
     farthest: int | None = None,
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
+    copies: bool = False,
     costly: bool = False,
     asks: tuple[str, Any] | None = None,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
@@ -115,6 +118,7 @@ def holds(
             more than a few forwards.
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
+        copies: whether each case copies the whole model.
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
 
@@ -153,6 +157,7 @@ def holds(
             asks=asks,
             examples_factor=examples_factor,
             catches=tuple(catches),
+            copies=copies,
             costly=costly,
         )
         return check

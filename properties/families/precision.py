@@ -36,6 +36,7 @@ LADDER = {"single": (torch.float32,), "half": (torch.bfloat16, torch.float16)}
     kinds=_KINDS,
     requires=("parameters.registered",),
     catches=("NM12", "NM14", "RP05"),
+    copies=True,
 )
 def fewer_bits_give_the_same_answer(case: Case) -> None:
     """The float64 model has the rounded weights and buffers of the other, so that the arithmetic alone is judged; the

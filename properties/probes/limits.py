@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.searching.costs import affords
 from veriformer.properties.engine.searching.reaching import longest_taken
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.probes.findings import Finding, Question, a_stream
@@ -17,6 +18,8 @@ def longest_sequence(bench: Workbench) -> Iterator[Finding]:
         return
     stream = a_stream(bench)
     longest = bench.configs[0].max_len
+    if not affords(bench, longest):
+        return
     with bench.trying(stream.built) as tried:
         works = longest_taken(Stream(stream.case, tried), longest)
     if works < longest:

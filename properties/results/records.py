@@ -81,6 +81,8 @@ class Result:
         subject_seconds: of which inside the subject.
         paths: times each path was walked.
         measures: what was measured beside, the largest of each.
+        reach: by the name of a size its smallest and largest value that was called with; dtypes.
+        unreached: what was left out, with the reason.
         counterexample: for a FAIL, and for an OPEN one that a property found.
     """
 
@@ -99,6 +101,7 @@ class Result:
     paths: dict[str, int] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
     counterexample: Counterexample | None = None
 
 
@@ -117,6 +120,8 @@ class SubjectReport:
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
         reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes.
+        unreached: what some properties left out, with the reason; by that sentence their ids.
+        plan: of a large instance, what is done with it; empty for any other.
         seconds: spent on it, by all processes together.
         results: one a property.
     """
@@ -130,6 +135,8 @@ class SubjectReport:
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    unreached: dict[str, list[str]] = field(default_factory=dict)
+    plan: str = ""
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
 
@@ -156,6 +163,15 @@ def reach_of(results: Iterable[Result]) -> dict[str, list[Any]]:
             known = [*together.get(name, ()), *seen]
             is_words = isinstance(known[0], str)
             together[name] = list(dict.fromkeys(known)) if is_words else [min(known), max(known)]
+    return together
+
+
+def unreached_of(results: Iterable[Result]) -> dict[str, list[str]]:
+    """Return what properties left out: the sentence that says so, and the ids of those that did."""
+    together: dict[str, list[str]] = {}
+    for result in results:
+        for told in result.unreached:
+            together.setdefault(told, []).append(result.id)
     return together
 
 

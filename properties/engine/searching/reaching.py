@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
+from veriformer.properties.engine.searching.costs import affords, effort_of, operations
 from veriformer.properties.engine.stream import SEQUENCES, Stream
-from veriformer.properties.subject.palette import LONG, WIDE
-from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
 
 FARTHEST = 1025
 _SHORTEST = 33
@@ -26,9 +25,6 @@ _SHORTEST = 33
 
 _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
-
-_OPERATIONS = {"quick": 2e9, "standard": 2e10, "thorough": float("inf")}
-"""Multiplications of the forwards of one property at its far lengths, all together: about a second in quick."""
 
 
 def far_cases(bench: Workbench, farthest: int, *, all_lengths: bool = True) -> Iterator[dict[str, Any]]:
@@ -62,15 +58,44 @@ def wide_cases(bench: Workbench) -> Iterator[dict[str, Any]]:
 
 def far_lengths(bench: Workbench, farthest: int) -> list[int]:
     """Return one past each power of two that the subject reaches, and the longest, as far as the effort allows."""
-    longest = min(reach_of(bench), farthest)
-    wanted = sorted(n for n in {longest, *(2**n + 1 for n in range(5, 11))} if _SHORTEST <= n <= longest)
-    left, found = _OPERATIONS[bench.settings.profile], []
-    for length in (*wanted[:_FIRST], *reversed(wanted[_FIRST:])):
-        needed = _operations(bench, length)
+    return _planned(bench, min(reach_of(bench), farthest))[0]
+
+
+def planned_lengths(bench: Workbench, farthest: int) -> list[int]:
+    """Return what `far_lengths` will give if the subject takes what it claims; nothing is tried."""
+    return _planned(bench, min(_claimed(bench), farthest))[0] if bench.subject.kind in SEQUENCES else []
+
+
+def left_out(bench: Workbench, farthest: int) -> list[int]:
+    """Return the lengths that a property would cover on a large instance if they cost less, shortest first."""
+    if not bench.pool.is_large or bench.subject.kind not in SEQUENCES:
+        return []
+    found, missed = _planned(bench, min(_claimed(bench), farthest))
+    return sorted({*missed, *(n for n in _too_long_to_sweep(bench) if n not in found)})
+
+
+def _too_long_to_sweep(bench: Workbench) -> list[int]:
+    """Return the colliding lengths that are no longer drawn."""
+    tokens, sizes = effort_of(bench).tokens, bench.pool.reaching[LONG]
+    return [n for n in colliding_lengths(bench.subject, sizes) if tokens is not None and tokens < n <= sizes.max_len]
+
+
+def _planned(bench: Workbench, longest: int) -> tuple[list[int], list[int]]:
+    """Return the far lengths that the effort allows, and those that it does not, the longest first."""
+    effort = effort_of(bench)
+    lengths = {longest, *(2**n + 1 for n in range(5, 11))}
+    lengths |= set(_too_long_to_sweep(bench))
+    wanted = sorted(n for n in lengths if min(_SHORTEST, (effort.tokens or _SHORTEST) + 1) <= n <= longest)
+    # the longest one of a large instance is where most can begin that small models do not show
+    first = wanted[-1:] if bench.pool.is_large else wanted[:_FIRST]
+    rest = wanted[:-1] if bench.pool.is_large else list(reversed(wanted[_FIRST:]))
+    left, found = effort.far_operations, []
+    for length in (*first, *rest):
+        needed = operations(bench, length)
         if needed <= left:
             left -= needed
             found.append(length)
-    return sorted(found, reverse=True)
+    return sorted(found, reverse=True), sorted(set(wanted) - set(found), reverse=True)
 
 
 def reach_of(bench: Workbench) -> int:
@@ -82,9 +107,8 @@ def reach_of(bench: Workbench) -> int:
 
 
 def _reach_of(bench: Workbench) -> int:
-    config = bench.pool.reaching[LONG]
-    claimed = min(config.max_len, int(bench.subject.fact("max_len", config.max_len)), FARTHEST)
-    if claimed < _SHORTEST:
+    claimed = _claimed(bench)
+    if claimed < _SHORTEST or not affords(bench, claimed):
         return claimed
     try:
         case = Case(bench, RandomDraws(0, {"reach": LONG}))
@@ -95,8 +119,21 @@ def _reach_of(bench: Workbench) -> int:
         return 0
 
 
+def _claimed(bench: Workbench) -> int:
+    config = bench.pool.reaching[LONG]
+    return min(config.max_len, int(bench.subject.fact("max_len", config.max_len)), FARTHEST)
+
+
 def longest_taken(stream: Stream, claimed: int) -> int:
     """Return the longest sequence, of so many at most, that a subject takes; that length where it takes none at all."""
+    kept, key = stream.case.bench.measured, ("longest taken", stream.built.config, claimed)
+    if key not in kept:
+        kept[key] = _longest_taken(stream, claimed)
+    longest: int = kept[key]
+    return longest
+
+
+def _longest_taken(stream: Stream, claimed: int) -> int:
     if _takes(stream, claimed) or not _takes(stream, 2):
         return claimed
     works, raises = 2, claimed
@@ -113,15 +150,3 @@ def _takes(stream: Stream, length: int) -> bool:
     except SubjectError:
         return False
     return True
-
-
-def _operations(bench: Workbench, length: int) -> float:
-    """Estimate the multiplications of one forward of one sequence."""
-    config: DrawnConfig = bench.pool.reaching[LONG]
-    key = ("parameters of the long model",)
-    if key not in bench.measured:
-        module = bench.pool.get(config, torch.float32).module
-        bench.measured[key] = sum(p.numel() for p in module.parameters()) if isinstance(module, nn.Module) else 0
-    # a score costs a product of d_model channels and about a dozen steps of its softmax in each head
-    scores = config.num_layers * length**2 * (2 * config.d_model + 12 * config.num_heads)
-    return float(bench.measured[key] * length + scores)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable, UnsatisfiedAssumption
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.profiles import FEWEST
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
@@ -26,7 +27,8 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.searching.reaching import far_cases, wide_cases
+from veriformer.properties.engine.searching.costs import effort_of
+from veriformer.properties.engine.searching.reaching import far_cases, left_out, wide_cases
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
 from veriformer.properties.subject.palette import colliding_lengths
@@ -68,7 +70,8 @@ class Search:
         self.prop = prop
         self.bench = bench
         self.shrinks = shrink
-        self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
+        self.effort = effort_of(bench)
+        self.deadline = time.perf_counter() + self.effort.property_seconds
         self.last: Case | None = None
         self._walks_all = False
         self._given_up = 0
@@ -86,7 +89,9 @@ class Search:
                 continue
             except Exception as problem:
                 return self._shrink(problem, fixed)
-        wanted = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
+        wanted = max(1, round(self.effort.examples * self.prop.examples_factor))
+        if self.prop.copies and self.bench.pool.is_large:
+            wanted = min(wanted, FEWEST)
         drawn = max(wanted - self.bench.tally.examples, (wanted + 1) // 2)  # swept lengths are cases too
         return self._hypothesis(drawn, {}) or self._reach()
 
@@ -94,12 +99,16 @@ class Search:
         """Cover what lies beyond the small sizes, as far as time allows."""
         sweeps = self.prop.sweeps_lengths
         far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps)
+        if sweeps and (missed := left_out(self.bench, self.prop.farthest)):
+            profile = self.bench.settings.profile
+            self.bench.tally.note_unreached(f"T={' '.join(map(str, missed))}: too costly for the profile {profile}")
         for fixed in (*far, *wide_cases(self.bench)) if not sweeps else far:
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
                 continue
             except (BudgetSpent, SubjectTimeoutError):
+                self.bench.tally.note_unreached(f"from T={fixed['T']} on: the time for one property was over")
                 return None
             except Exception as problem:
                 assert self.last is not None
@@ -161,15 +170,20 @@ class Search:
     def _sweep(self) -> Iterator[dict[str, int]]:
         if not self.prop.sweeps_lengths:
             return
-        for index, config in enumerate(self.bench.configs[: self.bench.settings.effort.sweep_configs]):
+        for index, config in enumerate(self.bench.configs[: self.effort.sweep_configs]):
             for length in colliding_lengths(self.bench.subject, config):
-                yield {"config": index, "T": length}
+                if self.effort.tokens is None or length <= self.effort.tokens:
+                    yield {"config": index, "T": length}
 
     def _judge(self, draws: Draws) -> None:
         if time.perf_counter() > self.deadline:
             raise BudgetSpent
         self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
+        self.bench.tally.wants_float64 = False
         self.prop.check(self.last)
+        if self.bench.tally.wants_float64:  # what float32 rounded away, float64 tells
+            self.last = Case(self.bench, RandomDraws(0, {**self.last.choices, "dtype": "float64"}), turn=1)
+            self.prop.check(self.last)
         self.bench.tally.examples += 1
 
     def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:

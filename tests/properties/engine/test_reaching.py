@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from veriformer.properties import DrawnConfig, Subject, check
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.engine.searching.reaching import far_lengths, reach_of
+from veriformer.properties.engine.searching.reaching import far_lengths, left_out, reach_of
 
 
 class Model(nn.Module):
@@ -63,9 +63,33 @@ def test_a_large_instance_is_walked_as_far_as_the_effort_goes() -> None:
     whole = Subject(kind="decoder", module=Model(config), config=config, declares={"causal": True})
     assert {33, 65, 129} < set(far_lengths(bench(whole), 1025))
     assert 1024 in far_lengths(bench(whole, "thorough"), 1025)
-    large = replace(config, d_model=1024, num_heads=16, d_ff=4096, vocab_size=30000)
-    huge = Subject(kind="decoder", module=Model(large), config=large, declares={"causal": True})
-    assert max(far_lengths(bench(huge), 1025), default=0) < 200
+
+
+def large(**told: int) -> Subject:
+    """Return a right instance of 6.2 million parameters, its sizes told as they are or otherwise."""
+    config = DrawnConfig(d_model=512, num_heads=8, num_layers=1, d_ff=2048, vocab_size=5000, max_len=1024)
+    torch.manual_seed(0)
+    return Subject(kind="decoder", module=Model(config), config=replace(config, **told), declares={"causal": True})
+
+
+def test_the_longest_sequence_of_a_large_instance_comes_first() -> None:
+    assert far_lengths(bench(large()), 1025) == [1024, 513, 512, 257, 129, 65, 33]
+    assert left_out(bench(large()), 1025) == []
+    deep = large(num_layers=200)  # whose scores would cost more than the profile has
+    assert far_lengths(bench(deep), 1025)[:2] == [1024, 257]
+    assert left_out(bench(deep), 1025) == [512, 513]
+    assert left_out(bench(deep), 257) == [512, 1024]
+
+
+def test_what_is_too_costly_is_said() -> None:
+    """A forward of 1024 would take longer than the profile has; it is told, and not tried."""
+    subject = large(num_layers=4000)
+    report = check(subject, only=["causality.no-future-influence"], profile="quick")
+    (result,) = report.results
+    assert result.outcome == "PASS"
+    assert max(result.reach["T"]) < 1024
+    (told,) = report.subjects[0].unreached
+    assert told.endswith("1024: too costly for the profile quick")
 
 
 @pytest.mark.parametrize("limit", [40, 100, 300, 600])
