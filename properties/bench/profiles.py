@@ -39,8 +39,8 @@ PROFILES: Mapping[str, Profile] = {
 """Every profile by name."""
 
 _OF_LARGE: Mapping[str, tuple[float, Profile]] = {
-    "quick": (5e10, Profile(examples=5, sweep_configs=1, property_seconds=60, far_operations=3e11)),
-    "standard": (8e10, Profile(examples=10, sweep_configs=1, property_seconds=120, far_operations=5e11)),
+    "quick": (5e10, Profile(examples=5, sweep_configs=1, property_seconds=60, far_operations=2e11)),
+    "standard": (8e10, Profile(examples=10, sweep_configs=1, property_seconds=120, far_operations=3e11)),
     "thorough": (1e12, Profile(examples=40, sweep_configs=1, property_seconds=600, far_operations=math.inf)),
 }
 """Multiplications of the drawn cases of one property on a large instance, and its effort where they suffice."""

@@ -27,6 +27,8 @@ _CANDIDATES = (
 LONG, WIDE = "long", "wide"
 MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
+FEW = 40
+"""That length on a large instance, whose every token costs much."""
 
 _FURTHER = {
     # the smallest one, made for long sequences; and one with many heads, layers and channels
