@@ -150,7 +150,7 @@ class _Run:
                     part.believed = list(part.facts)
                     if planned := described["plan"]:
                         part.plan = planned["told"]
-                        progress.console.print(planned["sentence"], style="dim", markup=False, highlight=False)
+                        err.print(planned["sentence"], style="dim", markup=False, highlight=False, soft_wrap=True)
                     self.report.subjects.append(part)
                     seconds = (planned or {}).get("property_seconds", PROFILES[self.report.profile].property_seconds)
                     tasks += self._tasks(

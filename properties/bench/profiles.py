@@ -38,7 +38,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 """Every profile by name."""
 
-_OF_LARGE: Mapping[str, tuple[float, Profile]] = {
+LARGE_PROFILES: Mapping[str, tuple[float, Profile]] = {
     "quick": (5e10, Profile(examples=5, sweep_configs=1, property_seconds=60, far_operations=2e11)),
     "standard": (8e10, Profile(examples=10, sweep_configs=1, property_seconds=120, far_operations=3e11)),
     "thorough": (1e12, Profile(examples=40, sweep_configs=1, property_seconds=600, far_operations=math.inf)),
@@ -58,7 +58,7 @@ def effort_on_large(profile: str, short_call: float, token: float) -> Profile:
         short_call: multiplications of a call on a few tokens.
         token: multiplications of one more token.
     """
-    operations, whole = _OF_LARGE[profile]
+    operations, whole = LARGE_PROFILES[profile]
     cases = round(operations / (CALLS * short_call))
     longest = round(operations / (FEWEST * CALLS * token)) // 4  # three samples in a batch, and some paths more
     return replace(whole, examples=max(FEWEST, min(cases, whole.examples)), tokens=max(_SHORTEST, longest))

@@ -44,6 +44,7 @@ class Property:
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
         copies: whether each case copies the whole model, so that few are judged where it is large.
+        steps: whether a case may call once for each position, which is what a far length costs then.
         costly: whether it runs only in the profile thorough, or when it is named.
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
@@ -63,6 +64,7 @@ class Property:
     examples_factor: float = 1.0
     catches: tuple[str, ...] = ()
     copies: bool = False
+    steps: bool = False
     costly: bool = False
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
@@ -99,6 +101,7 @@ def holds(
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
     copies: bool = False,
+    steps: bool = False,
     costly: bool = False,
     asks: tuple[str, Any] | None = None,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
@@ -119,6 +122,7 @@ def holds(
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
         copies: whether each case copies the whole model.
+        steps: whether a case may call once for each position.
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
 
@@ -158,6 +162,7 @@ def holds(
             examples_factor=examples_factor,
             catches=tuple(catches),
             copies=copies,
+            steps=steps,
             costly=costly,
         )
         return check

@@ -37,6 +37,6 @@ def progress(total: int, console: Console | None = None) -> Iterator[tuple[OnRes
 
         def on_plan(plan: Plan) -> None:
             if err.is_terminal:
-                err.print(plan.sentence, style="dim", markup=False, highlight=False)
+                err.print(plan.sentence, style="dim", markup=False, highlight=False, soft_wrap=True)
 
         yield on_result, on_plan

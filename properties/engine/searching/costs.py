@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -56,37 +56,56 @@ def operations(bench: Workbench, length: int, batch: int = 1) -> float:
     return float(batch * (_parameters(bench) * length + scores))
 
 
-def seconds_of_forward(bench: Workbench) -> float:
-    """Return the seconds that one forward on ordinary inputs (two short sequences) takes.
+def operations_of_steps(bench: Workbench, length: int) -> float:
+    """Estimate the multiplications of two sequences that are decoded token by token."""
+    return 2 * length * _short_call(bench)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one forward on ordinary inputs, two short sequences, takes.
+
+    Attributes:
+        seconds: on the clock.
+        busy: of the processor, which other processes do not lengthen; on another device as `seconds`.
+    """
+
+    seconds: float
+    busy: float
+
+
+def time_of_forward(bench: Workbench) -> Timed:
+    """Return how long one forward takes, measured once; zeros for a kind without ordinary inputs.
 
     Raises:
         SubjectError: it cannot be called.
     """
-
-    def measure() -> float:
-        if not has_ordinary_inputs(bench.subject.kind):
-            return 0.0
-        built = bench.pool.get(bench.configs[0], given_dtype(bench))
-        inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(0), built.dtype)
-        tensors = [x.to(bench.device) for x in inputs.tensors]
-        taken = []
-        with torch.no_grad():
-            for _ in range(_ROUNDS + 1):  # the first one warms up
-                started = time.perf_counter()
-                bench.forward(built, *tensors, *inputs.extras)
-                if bench.device.type == "cuda":
-                    torch.cuda.synchronize(bench.device)
-                taken.append(time.perf_counter() - started)
-        return min(taken[1:])
-
-    return _kept(bench, "seconds of a forward", measure)
+    return _kept(bench, "time of a forward", lambda: _timed(bench))
 
 
-def _slowness(bench: Workbench) -> int:
+def _timed(bench: Workbench) -> Timed:
+    if not has_ordinary_inputs(bench.subject.kind):
+        return Timed(0.0, 0.0)
+    built = bench.pool.get(bench.configs[0], given_dtype(bench))
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(0), built.dtype)
+    tensors = [x.to(bench.device) for x in inputs.tensors]
+    taken = []
+    with torch.no_grad():
+        for _ in range(_ROUNDS + 1):  # the first one warms up
+            started, used = time.perf_counter(), time.process_time()
+            bench.forward(built, *tensors, *inputs.extras)
+            if bench.device.type == "cuda":
+                torch.cuda.synchronize(bench.device)
+            taken.append((time.perf_counter() - started, time.process_time() - used))
+    seconds, busy = (min(times) for times in zip(*taken[1:], strict=True))
+    return Timed(seconds, busy if bench.device.type == "cpu" else seconds)
+
+
+def slowness(bench: Workbench) -> int:
     """Return 1, or 4, 16, ...: about how many times as long as usual this machine needs, coarsely told."""
     try:
         usual = _short_call(bench) / _USUAL
-        times = seconds_of_forward(bench) / usual if usual else 1.0
+        times = time_of_forward(bench).busy / usual if usual else 1.0
     except SubjectError:
         return 1
     steps = 1
@@ -101,7 +120,7 @@ def _short_call(bench: Workbench) -> float:
 
 def seconds_of(bench: Workbench, length: int) -> float:
     """Estimate the seconds of one forward of so long a sequence from those of a short one."""
-    return seconds_of_forward(bench) * operations(bench, length) / _short_call(bench)
+    return time_of_forward(bench).seconds * operations(bench, length) / _short_call(bench)
 
 
 def effort_of(bench: Workbench) -> Profile:
@@ -110,7 +129,7 @@ def effort_of(bench: Workbench) -> Profile:
         return bench.settings.effort
 
     def fit() -> Profile:
-        slow = _slowness(bench)
+        slow = slowness(bench)
         short, token = _short_call(bench) * slow, operations(bench, 1) * slow
         fitted = effort_on_large(bench.settings.profile, short, token)
         return replace(fitted, far_operations=fitted.far_operations / slow)

@@ -10,7 +10,7 @@ from veriformer.properties.bench.pool import parameters_of
 from veriformer.properties.bench.profiles import CALLS
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.searching.costs import effort_of, seconds_of, seconds_of_forward
+from veriformer.properties.engine.searching.costs import effort_of, seconds_of, time_of_forward
 from veriformer.properties.engine.searching.reaching import FARTHEST, planned_lengths
 
 _FAR_CALLS = 2.5  # at a far length: two calls, and now and then another path
@@ -52,7 +52,7 @@ def plan_of(bench: Workbench, properties: Iterable[Property]) -> Plan | None:
     """
     if not bench.pool.is_large:
         return None
-    effort, short = effort_of(bench), seconds_of_forward(bench)
+    effort, short = effort_of(bench), time_of_forward(bench).seconds
     if not short:
         raise SubjectError(f"a {bench.subject.kind} has no ordinary inputs that a forward could be timed on")
     far = planned_lengths(bench, FARTHEST)
@@ -61,7 +61,7 @@ def plan_of(bench: Workbench, properties: Iterable[Property]) -> Plan | None:
         if prop.why_not(bench.subject) is not None or prop.costly:
             continue
         seconds += CALLS * short * max(1, round(effort.examples * prop.examples_factor))
-        lengths = planned_lengths(bench, prop.farthest) if prop.farthest else []
+        lengths = planned_lengths(bench, prop.farthest, steps=prop.steps) if prop.farthest else []
         seconds += _FAR_CALLS * sum(seconds_of(bench, n) for n in (lengths if prop.sweeps_lengths else lengths[:1]))
     samples = f", and one sample each of {' '.join(map(str, reversed(far)))}" if far else ""
     told = (

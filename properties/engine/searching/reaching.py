@@ -15,7 +15,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
-from veriformer.properties.engine.searching.costs import affords, effort_of, operations
+from veriformer.properties.engine.searching.costs import affords, effort_of, operations, operations_of_steps
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
 
@@ -27,22 +27,25 @@ _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
 
 
-def far_cases(bench: Workbench, farthest: int, *, all_lengths: bool = True) -> Iterator[dict[str, Any]]:
+def far_cases(
+    bench: Workbench, farthest: int, *, all_lengths: bool = True, steps: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield what is fixed of the cases that reach further, the longest first, then the wide one.
 
     Args:
         bench: of the subject.
         farthest: no length is longer.
         all_lengths: else the longest alone, and no wide one.
+        steps: whether a case may call once for each position.
     """
     if bench.subject.kind not in SEQUENCES:
         return
     if not farthest:
         lengths = []
     elif all_lengths:
-        lengths = far_lengths(bench, farthest)
+        lengths = far_lengths(bench, farthest, steps=steps)
     else:
-        lengths = far_lengths(bench, farthest)[:1]
+        lengths = far_lengths(bench, farthest, steps=steps)[:1]
     for length in lengths:
         # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
         yield {"reach": LONG, "T": length, "B": 1, "t": length - 1, "real": length - 1}
@@ -56,21 +59,21 @@ def wide_cases(bench: Workbench) -> Iterator[dict[str, Any]]:
         yield {"reach": WIDE}
 
 
-def far_lengths(bench: Workbench, farthest: int) -> list[int]:
+def far_lengths(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
     """Return one past each power of two that the subject reaches, and the longest, as far as the effort allows."""
-    return _planned(bench, min(reach_of(bench), farthest))[0]
+    return _planned(bench, min(reach_of(bench), farthest), steps)[0]
 
 
-def planned_lengths(bench: Workbench, farthest: int) -> list[int]:
+def planned_lengths(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
     """Return what `far_lengths` will give if the subject takes what it claims; nothing is tried."""
-    return _planned(bench, min(_claimed(bench), farthest))[0] if bench.subject.kind in SEQUENCES else []
+    return _planned(bench, min(_claimed(bench), farthest), steps)[0] if bench.subject.kind in SEQUENCES else []
 
 
-def left_out(bench: Workbench, farthest: int) -> list[int]:
+def left_out(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
     """Return the lengths that a property would cover on a large instance if they cost less, shortest first."""
     if not bench.pool.is_large or bench.subject.kind not in SEQUENCES:
         return []
-    found, missed = _planned(bench, min(_claimed(bench), farthest))
+    found, missed = _planned(bench, min(_claimed(bench), farthest), steps)
     return sorted({*missed, *(n for n in _too_long_to_sweep(bench) if n not in found)})
 
 
@@ -80,7 +83,7 @@ def _too_long_to_sweep(bench: Workbench) -> list[int]:
     return [n for n in colliding_lengths(bench.subject, sizes) if tokens is not None and tokens < n <= sizes.max_len]
 
 
-def _planned(bench: Workbench, longest: int) -> tuple[list[int], list[int]]:
+def _planned(bench: Workbench, longest: int, steps: bool) -> tuple[list[int], list[int]]:
     """Return the far lengths that the effort allows, and those that it does not, the longest first."""
     effort = effort_of(bench)
     lengths = {longest, *(2**n + 1 for n in range(5, 11))}
@@ -91,7 +94,7 @@ def _planned(bench: Workbench, longest: int) -> tuple[list[int], list[int]]:
     rest = wanted[:-1] if bench.pool.is_large else list(reversed(wanted[_FIRST:]))
     left, found = effort.far_operations, []
     for length in (*first, *rest):
-        needed = operations(bench, length)
+        needed = operations_of_steps(bench, length) if steps and bench.pool.is_large else operations(bench, length)
         if needed <= left:
             left -= needed
             found.append(length)

@@ -97,9 +97,9 @@ class Search:
 
     def _reach(self) -> Found | None:
         """Cover what lies beyond the small sizes, as far as time allows."""
-        sweeps = self.prop.sweeps_lengths
-        far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps)
-        if sweeps and (missed := left_out(self.bench, self.prop.farthest)):
+        sweeps, steps = self.prop.sweeps_lengths, self.prop.steps
+        far = far_cases(self.bench, self.prop.farthest, all_lengths=sweeps, steps=steps)
+        if sweeps and (missed := left_out(self.bench, self.prop.farthest, steps=steps)):
             profile = self.bench.settings.profile
             self.bench.tally.note_unreached(f"T={' '.join(map(str, missed))}: too costly for the profile {profile}")
         for fixed in (*far, *wide_cases(self.bench)) if not sweeps else far:

@@ -75,7 +75,7 @@ def large(**told: int) -> Subject:
 def test_the_longest_sequence_of_a_large_instance_comes_first() -> None:
     assert far_lengths(bench(large()), 1025) == [1024, 513, 512, 257, 129, 65, 33]
     assert left_out(bench(large()), 1025) == []
-    deep = large(num_layers=200)  # whose scores would cost more than the profile has
+    deep = large(num_layers=130)  # whose scores would cost more than the profile has
     assert far_lengths(bench(deep), 1025)[:2] == [1024, 257]
     assert left_out(bench(deep), 1025) == [512, 513]
     assert left_out(bench(deep), 257) == [512, 1024]
@@ -110,3 +110,32 @@ def test_how_far_it_was_looked_is_reported() -> None:
 
 def test_a_right_model_passes_wherever_it_reaches() -> None:
     assert check(decoder(), profile="quick").ok
+
+
+def test_a_large_instance_is_judged_in_float32_unless_that_cannot_tell() -> None:
+    """Differences far below the rounding of float32: float64 alone shows them, and its copy is made then."""
+    faint = large()
+    with torch.no_grad():
+        faint.module.layer.self_attn.out_proj.weight.mul_(1e-7)
+    only = ["attention.attends"]
+    assert check(large(), only=only, profile="quick").subjects[0].reach["dtype"] == ["float32"]
+    report = check(faint, only=only, profile="quick")
+    assert report.ok
+    assert report.subjects[0].reach["dtype"] == ["float32", "float64"]
+
+
+def test_the_plan_of_a_large_instance_is_reported() -> None:
+    report = check(large(), only=["numerics.finite"], profile="quick")
+    assert report.subjects[0].plan.startswith("6.2 million parameters: ")
+    assert "one sample each of 33 65 129 257 512 513 1024" in report.subjects[0].plan
+    assert check(decoder(), only=["numerics.finite"], profile="quick").subjects[0].plan == ""
+
+
+@pytest.mark.parametrize("limit", [20, 700])
+def test_a_mask_that_ends_in_a_large_instance_is_noticed(limit: int) -> None:
+    subject = large()
+    subject.module.limit = limit
+    (result,) = check(subject, only=["causality.no-future-influence"], profile="quick").results
+    assert result.outcome == "FAIL"
+    assert result.counterexample is not None
+    assert result.counterexample.choices["T"] == limit + 2
