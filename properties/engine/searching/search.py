@@ -60,7 +60,12 @@ class Found:
 def _or_else(cause: Callable[[], str | None] | None, works: int, fails: int) -> str | None:
     """Return what a cause says, or at which length the failure begins."""
     told = None if cause is None else cause()
-    return told or f"it begins with sequences of {fails}: at {works} it is not there"
+    at_most = "" if fails == works + 1 else "at most "
+    return told or f"it begins with sequences of {at_most}{fails}: at {works} it is not there"
+
+
+def _named(fixed: Mapping[str, Any]) -> str:
+    return f"T={fixed['T']}" if "T" in fixed else "the wide model"
 
 
 class Search:
@@ -107,8 +112,11 @@ class Search:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
                 continue
-            except (BudgetSpent, SubjectTimeoutError):
-                self.bench.tally.note_unreached(f"from T={fixed['T']} on: the time for one property was over")
+            except SubjectTimeoutError as problem:  # a shorter one may be in time
+                self.bench.tally.note_unreached(f"{_named(fixed)}: {problem}")
+                continue
+            except BudgetSpent:
+                self.bench.tally.note_unreached(f"{_named(fixed)} and below: the time for one property was over")
                 return None
             except Exception as problem:
                 assert self.last is not None
@@ -128,7 +136,7 @@ class Search:
             except RejectedError:
                 works = middle
             except (BudgetSpent, SubjectTimeoutError):
-                return found
+                break  # as far as it is narrowed by then
             except Exception as problem:
                 assert self.last is not None
                 if type(problem) is type(found.problem):

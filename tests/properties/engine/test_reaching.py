@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties import DrawnConfig, Subject, check
+from veriformer.properties.bench.guards import SubjectTimeoutError
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.searching.reaching import far_lengths, left_out, reach_of
+from veriformer.properties.engine.searching.search import Search
+from veriformer.properties.judging.catalogue import catalogue
 
 
 class Model(nn.Module):
@@ -139,3 +142,22 @@ def test_a_mask_that_ends_in_a_large_instance_is_noticed(limit: int) -> None:
     assert result.outcome == "FAIL"
     assert result.counterexample is not None
     assert result.counterexample.choices["T"] == limit + 2
+
+
+def test_a_length_that_takes_too_long_is_told_and_shorter_ones_are_walked() -> None:
+    class Slow(Model):
+        """It hangs on its longest sequence, as far as a limit of time tells."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            if tokens.shape[1] > 1000:
+                raise SubjectTimeoutError("one call of the subject took longer than 30 s")
+            return super().forward(tokens)
+
+    declares = {"causal": True, "positions": "learned", "max_len": 1025}
+    subject = Subject(kind="decoder", build=Slow, forward=lambda m, tokens: m(tokens), declares=declares)
+    made = bench(subject)
+    made.measured["reach",] = 1025
+    found = Search(catalogue()["causality.no-future-influence"], made).run()
+    assert found is None
+    assert made.tally.unreached == ["T=1025: one call of the subject took longer than 30 s"]
+    assert made.tally.examples >= 5 + 5  # the drawn ones, and one each of 33 65 129 257 513
