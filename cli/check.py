@@ -20,10 +20,10 @@ from veriformer.cli.recorded import CASES, how_to_repeat, write_cases
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.cli.unjudged import print_unjudged
 from veriformer.clusters.opening import ClusterError
-from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.bench.profiles import PROFILES, most_seconds
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of
+from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of, unreached_of
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.readable import cleaned
@@ -95,7 +95,7 @@ def check(
     try:
         judges: Pool | PoolElsewhere = Pool(size, settings, max_memory)
         if cluster is not None:
-            folder, seconds = (out or Path()) / CASES, seconds_of(profile)
+            folder, seconds = (out or Path()) / CASES, limit_of(most_seconds(profile))
             there = workers_of(cluster, workers, seconds=seconds, max_memory=max_memory, folder=folder)
             judges = PoolElsewhere(there, settings, max_memory)
         with judges as pool:
@@ -147,9 +147,9 @@ def check(
     return 130 if run.interrupted else unwritten.status(report.exit_status)
 
 
-def seconds_of(profile: str) -> float:
+def limit_of(property_seconds: float) -> float:
     """Return the limit for one property: a search may shrink for as long as it looked, then call once more."""
-    return 2 * PROFILES[profile].property_seconds + 60
+    return 2 * property_seconds + 60
 
 
 class _Run:
@@ -180,15 +180,19 @@ class _Run:
                         cleaned(described["name"]), described["kind"], described["target"], cleaned(described["facts"])
                     )
                     part.believed, part.claims = list(part.facts), described["claims"]
+                    if planned := cleaned(described["plan"]):
+                        part.plan = planned["told"]
+                        err.print(planned["sentence"], style="dim", markup=False, highlight=False, soft_wrap=True)
                     self.report.subjects.append(part)
+                    seconds = (planned or {}).get("property_seconds", PROFILES[self.report.profile].property_seconds)
                     tasks += self._tasks(
-                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name)
+                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name), seconds
                     )
                 pool.run(tasks)
         finally:
             for part in self.report.subjects:
                 part.results.sort(key=lambda r: order.index(r.id))
-                part.reach = reach_of(part.results)
+                part.reach, part.unreached = reach_of(part.results), unreached_of(part.results)
             self.report.seconds = time.perf_counter() - started
 
     def _canaries(self, kinds: list[str], order: list[str]) -> Task:
@@ -203,9 +207,11 @@ class _Run:
         seconds = 60.0 + 10 * len(set(kinds))
         return Task("canaries", lambda: {"kinds": sorted(set(kinds)), "props": order}, sent, lost, [], seconds)
 
-    def _tasks(self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any) -> list[Task]:
+    def _tasks(
+        self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any, property_seconds: float
+    ) -> list[Task]:
         found: dict[str, Task] = {}
-        seconds = seconds_of(self.report.profile)
+        seconds = limit_of(property_seconds)
 
         def judged(answer: dict[str, Any]) -> None:
             part.results.append(result_of(cleaned(answer["result"])))

@@ -10,6 +10,7 @@ from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.run import run
+from veriformer.properties.judging.showing import progress
 from veriformer.properties.known.deviations import apply_deviations, read_deviations
 from veriformer.properties.results.records import Report
 from veriformer.properties.targets import at_home
@@ -29,6 +30,8 @@ def check(
     **declares: Any,
 ) -> Report:
     """Judge a Subject, a module class or instance, or a function. Never raises for a violation.
+
+    On a terminal a bar on standard error shows how far it is, after a sentence on what is planned for a large instance.
 
     Args:
         thing: what to judge; see `veriformer.properties.adapters.recognising.as_subject`.
@@ -54,7 +57,8 @@ def check(
     subject = as_subject(thing, kind=kind, **declares)
     known = read_deviations(None if deviations is None else Path(deviations))
     settings = Settings(profile=profile, seed=seed, device=device or subject.device, named=tuple(only))
-    with at_home(subject.target):
-        report = run([subject], select(only, exclude, level), settings)
+    properties = select(only, exclude, level)
+    with at_home(subject.target), progress(len(properties)) as (on_result, on_plan):
+        report = run([subject], properties, settings, on_result, on_plan)
     apply_deviations(report, known)
     return report

@@ -112,6 +112,8 @@ def _shipped(group: str, name: str) -> list[Subject]:
         raise TargetError(
             f"{group} has no subject {name!r}; {_nearest(name, known)}it has: {listed}", is_usage=True
         ) from None
+    except TargetError:  # of a folder that it should be loaded from
+        raise
     except Exception as problem:  # of the library itself, when it is asked for a class
         raise TargetError(f"{group}:{name or '*'} cannot be made: {_blame(problem)}") from problem
 

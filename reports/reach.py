@@ -7,30 +7,34 @@ from typing import Any
 
 from veriformer.reports.verdicts import name_of
 
-LEFT_OUT = "not reached"
-
 
 def reach(subject: Mapping[str, Any]) -> str:
-    """Return how far a subject was looked at, in one line; empty where no property called it.
+    """Return how far a subject was looked at, and what was not reached, in one line.
 
-    >>> reach({"reach": {"T": [1, 1025], "dtype": ["float32", "float64"]}, "facts": {"max_len": 2048}})
+    >>> reach({"reach": {"T": [1, 65]}, "unreached": {"T 512 (memory)": ["a.b"]}, "claims": {"T": 512}})
+    'T 1..65 of 512 · not reached: T 512 (memory)'
+    """
+    left = "; ".join(subject.get("unreached", {}))
+    return " · ".join(told for told in (sizes(subject), left and f"not reached: {left}") if told)
+
+
+def sizes(subject: Mapping[str, Any]) -> str:
+    """Return the sizes and dtypes that a subject was looked at in; empty where no property called it.
+
+    >>> sizes({"reach": {"T": [1, 1025], "dtype": ["float32", "float64"]}, "facts": {"max_len": 2048}})
     'T 1..1025 of 2048 · float32 float64'
-    >>> reach({"reach": {"T": [1, 65], "not reached": ["T 512 (time)"]}, "claims": {"T": 512}})
-    'T 1..65 of 512 · not reached: T 512 (time)'
     """
     told = []
     facts = subject.get("facts", {})
     claims = ({"T": facts["max_len"]} if "max_len" in facts else {}) | subject.get("claims", {})
-    seen = dict(subject.get("reach", {}))
-    left = seen.pop(LEFT_OUT, [])
-    for name, values in seen.items():
+    for name, values in subject.get("reach", {}).items():
         if isinstance(values[0], str):
             told.append(" ".join(values))
             continue
         low, high = values
         claimed = f" of {claims[name]}" if name in claims and (name == "T" or claims[name] > high) else ""
         told.append(f"{name} {low}..{high}{claimed}" if low < high else f"{name} {high}{claimed}")
-    return " · ".join([*told, *([f"{LEFT_OUT}: {'; '.join(left)}"] if left else [])])
+    return " · ".join(told)
 
 
 def reach_changes(records: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from veriformer.reports.reach import reach
+from veriformer.reports.reach import sizes
 from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
 
 _STYLE = {
@@ -19,6 +19,9 @@ _STYLE = {
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
+
+
+_SHOWN = 3  # ids in a line that is not about them
 
 
 def summary(subject: Mapping[str, Any], catalogue: int) -> str:
@@ -75,10 +78,12 @@ def print_report(
             console.print(Text(f"    probed: {note}", style="dim"))
         if subject.get("believed"):
             console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
-        if told := reach(subject):
+        if told := sizes(subject):
             console.print(Text(f"    reach: {told}", style="dim"))
-        for reason, ids in left_out(subject).items():
-            console.print(Text(f"    not reached: {reason} ({', '.join(ids)})", style="yellow"))
+        if told := subject.get("plan"):
+            console.print(Text(f"    plan: {told}", style="dim"))
+        for told, ids in subject.get("unreached", {}).items():
+            console.print(Text(f"    not reached: {told} ({_some(ids)})", style="yellow"))
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
@@ -96,17 +101,9 @@ def print_report(
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
 
 
-def left_out(subject: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what properties that hold did not look at, each reason with their ids.
-
-    >>> left_out({"results": [{"id": "a.b", "outcome": "PASS", "reason": "stopped after 3 examples"}]})
-    {'stopped after 3 examples': ['a.b']}
-    """
-    told: dict[str, list[str]] = {}
-    for result in subject["results"]:
-        if result["outcome"] == "PASS" and result["reason"]:
-            told.setdefault(result["reason"], []).append(result["id"])
-    return told
+def _some(ids: Sequence[str]) -> str:
+    """Return ids in one line, the first ones of many."""
+    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
 
 
 def _ids(asked: Sequence[Mapping[str, Any]]) -> str:

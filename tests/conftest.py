@@ -134,10 +134,14 @@ def cluster(scheduler: DaskCluster) -> DaskCluster:
 
 @pytest.fixture(scope="session", autouse=True)
 def _examples_alone_end_a_search() -> Iterator[None]:
-    """Take away the seconds after which a search stops, so that it sees the same cases on a machine that is busy."""
+    """Take away what is timed: the seconds after which a search stops, and how slow a machine is for a large model."""
     with pytest.MonkeyPatch.context() as patch:
         for name, profile in profiles.PROFILES.items():
             patch.setitem(profiles.PROFILES, name, replace(profile, property_seconds=3600.0))  # type: ignore[arg-type]
+        for name, (operations, profile) in profiles.LARGE_PROFILES.items():
+            patient = operations, replace(profile, property_seconds=3600.0)
+            patch.setitem(profiles.LARGE_PROFILES, name, patient)  # type: ignore[arg-type]
+        patch.setattr("veriformer.properties.engine.searching.costs.slowness", lambda bench: 1)
         yield
 
 

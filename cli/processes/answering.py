@@ -23,6 +23,7 @@ from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import plain
 from veriformer.properties.subject.claims import claims_of
+from veriformer.properties.subject.subject import Subject
 from veriformer.properties.targets import at_home, load
 
 Message = tuple[str, dict[str, Any]]
@@ -83,20 +84,21 @@ class Answers:
         properties = select(only, exclude, level)
         subjects = [s for target in targets for s in load(target)]
         return {
-            "subjects": [
-                {
-                    "name": s.name,
-                    "kind": s.kind,
-                    "target": s.target,
-                    "facts": plain(dict(s.declares)),
-                    "claims": claims_of(s),
-                }
-                for s in subjects
-            ],
+            "subjects": [{**_named(s), "plan": self._planned(s, properties)} for s in subjects],
             "properties": [_described(p) for p in properties],
             "catalogue": len(catalogue()),
             "versions": _releases(targets),
         }
+
+    def _planned(self, subject: Subject, properties: Sequence[Property]) -> dict[str, Any] | None:
+        """Say what is planned for a large instance, and keep its judge: what was loaded and measured is not again."""
+        judge = Judge(subject, self.settings)
+        with at_home(subject.target):
+            plan = judge.plan(properties)
+        if plan is None:
+            return None
+        self._judges = {subject.target: judge}
+        return {"told": plan.told, "sentence": plan.sentence, "property_seconds": plan.property_seconds}
 
     def describe(self) -> dict[str, Any]:
         """Describe the whole catalogue."""
@@ -158,6 +160,17 @@ def _releases(targets: Sequence[str]) -> dict[str, str]:
     named = [Target.parse(word) for word in targets]
     groups = [LIBRARIES[target.place] for target in named if target.kind == LIBRARY]
     return {name: release for library in groups for name, release in library.versions().items()}
+
+
+def _named(subject: Subject) -> dict[str, Any]:
+    facts = plain(dict(subject.declares))
+    return {
+        "name": subject.name,
+        "kind": subject.kind,
+        "target": subject.target,
+        "facts": facts,
+        "claims": claims_of(subject),
+    }
 
 
 def _described(prop: Property) -> dict[str, Any]:

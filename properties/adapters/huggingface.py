@@ -1,7 +1,8 @@
 """Hugging Face transformers: any model type, model class, configuration or instance; random weights, no download.
 
 `hf:bert` is the type's encoder, causal language model or encoder-decoder, whichever its family is made for;
-`hf:BertForSequenceClassification` any class by its name. Sizes are made small by `small_configuration`.
+`hf:BertForSequenceClassification` any class by its name. Sizes are made small by `small_configuration`. `hf:PATH` is
+the checkpoint in a local folder, as it is.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from veriformer.properties.adapters.huggingface_building import build, build_vision
+from veriformer.properties.adapters.huggingface_building import build, build_vision, vision_stack
 from veriformer.properties.adapters.huggingface_calls import (
     arguments_of,
     attention_through,
@@ -26,6 +29,7 @@ from veriformer.properties.adapters.huggingface_calls import (
     generate,
     transformers,
 )
+from veriformer.properties.adapters.huggingface_checkpoints import is_folder, load, released_class
 from veriformer.properties.adapters.huggingface_facts import (
     ENCODERS,
     NOT_BY_EMBEDDINGS,
@@ -84,6 +88,8 @@ class _Types(Mapping[str, Subject]):
 
     def __getitem__(self, name: str) -> Subject:
         library = transformers()
+        if is_folder(name):
+            return _subject_of_folder(library, name, self._tasks)
         if name not in self._tasks:
             model_class = getattr(library, name, None)
             if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is None:
@@ -109,16 +115,34 @@ def _subject_of_type(library: ModuleType, name: str, task: str) -> Subject:
             build=functools.partial(build_vision, library.AutoModel, config_class), forward=encode_embeddings,
             declares={"causal": False, "positions": "none", **declared_facts(name)},
         )  # fmt: skip
-    auto = {
-        "encoder": library.AutoModel, "decoder": library.AutoModelForCausalLM,
-        "encoder_decoder": library.AutoModelForSeq2SeqLM,
-    }[task]  # fmt: skip
-    model_class = auto._model_mapping[config_class]
-    model_class = model_class[0] if isinstance(model_class, list | tuple) else model_class
+    auto, model_class = _class_for(library, name, task)
     decides = {"is_decoder": True} if task == "decoder" and hasattr(config_class, "is_decoder") else {}
     return _described(
         model_class, task, f"hf:{name}", declared_facts(name), domain={**DOMAIN, **SIZES.get(name, {})},
         build=functools.partial(build, auto, config_class, **decides),
+    )  # fmt: skip
+
+
+def _class_for(library: ModuleType, name: str, task: str) -> tuple[Any, Any]:
+    """Return the automatic class for what a model type is made for, and the class that this one chooses."""
+    auto = {
+        "encoder": library.AutoModel, "vision": library.AutoModel, "decoder": library.AutoModelForCausalLM,
+        "encoder_decoder": library.AutoModelForSeq2SeqLM,
+    }[task]  # fmt: skip
+    model_class = auto._model_mapping[library.CONFIG_MAPPING[name]]
+    return auto, model_class[0] if isinstance(model_class, list | tuple) else model_class
+
+
+def _subject_of_folder(library: ModuleType, folder: str, tasks: Mapping[str, str]) -> Subject:
+    """Return the subject of a local checkpoint: the instance that it holds, described as any instance is."""
+    model_class = released_class(Path(folder), tasks, lambda name: _class_for(library, name, tasks[name])[1])
+    model = load(model_class, folder)
+    if tasks[model.config.model_type] != "vision":
+        return replace(_subject_of_instance(model), name=f"hf:{folder}")
+    return Subject(
+        kind="encoder", name=f"hf:{folder}", inputs="embeddings", mask_forms=(), module=vision_stack(model),
+        config=_sizes_of(model.config), forward=encode_embeddings,
+        declares={"causal": False, "positions": "none", **declared_facts(model.config.model_type)},
     )  # fmt: skip
 
 
@@ -195,6 +219,10 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
         return SHIPPED[thing.model_type]
     if not isinstance(thing, library.PreTrainedModel):
         return None
+    return _subject_of_instance(thing, kind)
+
+
+def _subject_of_instance(thing: Any, kind: str | None = None) -> Subject:
     facts = declared_facts(getattr(thing.config, "model_type", ""))
     chosen = kind or _kind_of(type(thing))
     return _described(type(thing), chosen, type(thing).__name__, facts, module=thing, config=_sizes_of(thing.config))

@@ -37,7 +37,12 @@ def _insist_on_small(make: Callable[[Any], nn.Module], config: Any) -> None:
         raise ValueError(f"its smallest configuration known here has {count} parameters, more than {LARGEST}")
 
 
-def _vision_stack(model: nn.Module) -> nn.Module:
+def vision_stack(model: nn.Module) -> nn.Module:
+    """Return the stack of layers inside a vision model, which takes embeddings.
+
+    Raises:
+        TypeError: there is none.
+    """
     for module in model.modules():
         if type(module).__name__.endswith("Encoder"):
             first = list(inspect.signature(module.forward).parameters)[:1]
@@ -50,4 +55,4 @@ def _vision_stack(model: nn.Module) -> nn.Module:
 
 def build_vision(model_class: Any, config_class: Any, sizes: Any) -> nn.Module:
     """Return the stack of layers of a vision model, without its patches."""
-    return _vision_stack(build(model_class, config_class, sizes))
+    return vision_stack(build(model_class, config_class, sizes))

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+
+if sys.platform != "win32":
+    import resource
 
 
 class SubjectError(Exception):
     """The subject raised, or returned something that its kind does not allow; says which in one sentence."""
+
+
+class NoRoomError(SubjectError):
+    """What is to be done takes more memory than there is; says how much, and how much is free."""
 
 
 class SubjectTimeoutError(BaseException):
@@ -59,6 +69,46 @@ def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise SubjectError(
             f"the subject raised {type(problem).__name__}: {first_line(problem)} ({_describe(args, kwargs)})"
         ) from problem
+
+
+def insist_on_room(needed: int, device: torch.device, what: str) -> None:
+    """Refuse what would not fit, before the machine begins to swap or ends the process.
+
+    Args:
+        needed: bytes.
+        device: where they are taken.
+        what: takes them, for the message.
+
+    Raises:
+        NoRoomError: less is free. Where nothing tells how much is, nothing is refused.
+    """
+    if not has_room(needed, device):
+        free = _free(device) or 0
+        raise NoRoomError(f"{what} takes {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free")
+
+
+def has_room(needed: int, device: torch.device) -> bool:
+    """Whether so many bytes are free on a device, as far as it tells."""
+    free = _free(device)
+    return free is None or needed <= free
+
+
+def _free(device: torch.device) -> int | None:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_on_the_cpu()
+
+
+def _free_on_the_cpu() -> int | None:
+    """Return the bytes that this process can take without swapping: of the machine, and of the limit set for it."""
+    if sys.platform == "win32":
+        return None
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # no Linux
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return free if limit == resource.RLIM_INFINITY else min(free, limit - taken)
 
 
 def first_line(problem: BaseException) -> str:

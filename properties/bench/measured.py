@@ -57,7 +57,8 @@ def _floor(bench: Workbench, built: Built) -> float:
         if (
             allowance(floor / unit * epsilon(single), single, _longest(built)) > GAP[single]
         ):  # so much varies from input to input
-            floor = max(floor, *(_sensitivity(bench, built, unit, seed) for seed in range(2, 6)))
+            more = range(2, 4 if bench.pool.is_large else 6)
+            floor = max(floor, *(_sensitivity(bench, built, unit, seed) for seed in more))
         return floor
 
     return _kept(bench, ("floor", built.config, built.dtype), measure)
@@ -69,14 +70,19 @@ def is_swamped(bench: Workbench, built: Built) -> bool:
     Twelve layers with sharp softmaxes amplify a thousandfold: no difference in float32 says anything then. In half
     precision most models come near the cap with their allowance; there the plain move by one unit must pass it.
     """
-    if built.dtype == torch.float64 or not computes_in_float64(bench):
+    if built.dtype == torch.float64:
         return False
-    is_half = built.dtype in (torch.bfloat16, torch.float16)
+    return rounding_of(bench, built) > GAP[built.dtype] and computes_in_float64(bench)
+
+
+def rounding_of(bench: Workbench, built: Built) -> float:
+    """Return how far rounding may move the output, relative to its size, however far that is; 0 if it refuses."""
     try:
         floor = _floor(bench, built)
     except SubjectError:  # it refuses the dtype
-        return False
-    return (floor if is_half else allowance(floor, built.dtype, _longest(built))) > GAP[built.dtype]
+        return 0.0
+    is_half = built.dtype in (torch.bfloat16, torch.float16)
+    return floor if is_half else allowance(floor, built.dtype, _longest(built))
 
 
 def single_of(bench: Workbench, built: Built) -> Built:
@@ -159,12 +165,15 @@ def judged_dtypes(bench: Workbench) -> tuple[torch.dtype, ...]:
     own = given_dtype(bench)
     if own == torch.float64:
         return (own,)
+    if bench.spares_float64:
+        return (own,) if own == torch.float32 else (own, torch.float32)
     return (own, torch.float64) if computes_in_float64(bench) else (own,)
 
 
 def judges_in_float64(bench: Workbench) -> bool:
     """Whether float64 is judged in and genuine: it can be asked for where the subject computes in float32 inside."""
-    return torch.float64 in judged_dtypes(bench) and computes_in_float64(bench)
+    asked = bench.settings.dtypes
+    return (not asked or torch.float64 in asked) and computes_in_float64(bench)
 
 
 def given_dtype(bench: Workbench) -> torch.dtype:
@@ -180,8 +189,14 @@ def computes_in_float64(bench: Workbench) -> bool:
 
 
 def computes_alike(bench: Workbench, like: Workbench) -> None:
-    """Judge a subject in the dtypes of another one that it was made of: changing a `forward` narrows no arithmetic."""
-    bench.measured["float64",] = computes_in_float64(like)
+    """Judge a subject in the dtypes of another one that it was made of: changing a `forward` narrows no arithmetic.
+
+    Of a large instance all that was measured is taken over: each of it costs as much as the search for one fault.
+    """
+    if like.pool.is_large:
+        bench.measured |= like.measured
+    else:
+        bench.measured["float64",] = computes_in_float64(like)
 
 
 def _computes_in_float64(bench: Workbench) -> bool:
@@ -263,7 +278,7 @@ def is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
 
 def _is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
     inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
-    copies = 64 if KINDS[bench.subject.kind].inputs != "other" else 1
+    copies = (16 if bench.pool.is_large else 64) if KINDS[bench.subject.kind].inputs != "other" else 1
     tensors = [x.repeat(copies, *(1,) * (x.ndim - 1)).to(bench.device) for x in inputs.tensors]
     if not isinstance(built.module, torch.nn.Module):
         return False

@@ -17,10 +17,31 @@ LAMBDA = 6.0
 """Deviations allowed in the probabilistic rounding bound; 2 exp(-LAMBDA^2 / 2) = 3e-8 is the chance to pass it."""
 
 
+_SIGNS = 1_000_003
+"""Signs that are drawn; larger tensors have them again and again. A prime, so that no two rows of one have the same."""
+
+
 def nudged(value: Tensor, generator: torch.Generator, step: float) -> Tensor:
     """Return `value` with every entry moved by a relative `step`, up or down at random."""
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device) * 2 - 1
-    return value * (1 + step * signs.to(value.dtype))
+    factors = 1 + step * _signs(value.numel(), generator).to(value.device, value.dtype)
+    return _times(value, factors, 0)
+
+
+def _signs(total: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (min(total, _SIGNS),), generator=generator, dtype=torch.int8) * 2 - 1
+
+
+def _times(value: Tensor, factors: Tensor, at: int) -> Tensor:
+    """Return a tensor times factors, one an entry, from the `at`-th on and round again where they end."""
+    size, given = value.numel(), len(factors)
+    at %= max(given, 1)
+    if at + size <= given:
+        return value * factors[at : at + size].view(value.shape)
+    turned, whole = factors.roll(-at), size - size % given
+    flat, moved = value.reshape(-1), torch.empty(size, dtype=value.dtype, device=value.device)
+    torch.mul(flat[:whole].view(-1, given), turned, out=moved[:whole].view(-1, given))
+    torch.mul(flat[whole:], turned[: size - whole], out=moved[whole:])
+    return moved.view(value.shape)
 
 
 def sensitivity(
@@ -63,13 +84,13 @@ def sensitivity(
 def _nudge(kept: list[tuple[nn.Parameter, Tensor]], generator: torch.Generator, step: float) -> None:
     """Set parameters to their values as `nudged` would move them one by one; the signs of all are drawn at once."""
     total, at = sum(value.numel() for _, value in kept), 0
-    signs = torch.randint(0, 2, (total,), generator=generator, dtype=torch.int8) * 2 - 1
+    signs = _signs(total, generator)
     factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
     for parameter, value in kept:
         key = (value.device, value.dtype)
         if key not in factors:
             factors[key] = 1 + step * signs.to(*key)
-        torch.mul(value, factors[key][at : at + value.numel()].view(value.shape), out=parameter.data)
+        parameter.data.copy_(_times(value, factors[key], at))
         at += value.numel()
 
 

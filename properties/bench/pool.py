@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.bench.guards import SubjectError, first_line
+from veriformer.properties.bench.guards import SubjectError, first_line, has_room, insist_on_room
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.subject.palette import further, palette
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
+
+LARGE = 5_000_000
+"""Parameters of a ready-made instance from which on what is done with it is planned by its cost."""
+
+_COPIES = 4  # in float64, for which there must be room if several are to be kept
 
 WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
 
@@ -49,6 +54,8 @@ class ModelPool:
 
     Attributes:
         told: called with every model that is handed out, while a failing case is written down.
+        is_large: whether the subject is a ready-made instance of many parameters: where memory is
+            short, one copy of it in another dtype is kept at a time.
     """
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
@@ -57,6 +64,7 @@ class ModelPool:
         self.configs = palette(subject)
         self.reaching = further(subject)
         self.told: Callable[[Built], None] | None = None
+        self.is_large = parameters_of(subject.module) >= LARGE
         self._built: dict[tuple[DrawnConfig, torch.dtype, bool], Built] = {}
 
     def get(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
@@ -72,6 +80,8 @@ class ModelPool:
         """
         key = (config, dtype, raw)
         if key not in self._built:
+            if self.is_large and not has_room(_COPIES * parameters_of(self.subject.module) * 8, self.device):
+                self._built = {k: b for k, b in self._built.items() if b.module is self.subject.module}
             self._built[key] = self._make(config, dtype, raw)
         return self._handed_out(self._built[key])
 
@@ -134,7 +144,17 @@ class ModelPool:
         own = next(((p.dtype, p.device.type) for p in module.parameters() if p.is_floating_point()), None)
         if own in (None, (dtype, self.device.type)) and not copied:
             return module
+        if self.is_large:
+            insist_on_room(parameters_of(module) * dtype.itemsize, self.device, f"a copy in {dtype}")
         return copy.deepcopy(module).to(self.device).to(dtype).eval()
+
+
+def parameters_of(module: Any) -> int:
+    """Return the number of parameters of a module that hold values; 0 for what is no module."""
+    if not isinstance(module, nn.Module):
+        return 0
+    lazy = nn.parameter.UninitializedParameter
+    return sum(p.numel() for p in module.parameters() if not isinstance(p, lazy))
 
 
 def _refuse_unallocated(module: nn.Module) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,19 +19,55 @@ class Profile:
         examples: cases a property; at least half of them are drawn by Hypothesis, beside colliding lengths.
         sweep_configs: configurations whose colliding lengths are covered one by one.
         property_seconds: time after which a property stops drawing and keeps what it saw.
+        far_operations: multiplications of the forwards of one property at its far lengths, all together.
+        tokens: of a sequence that is drawn; longer ones are far ones. None: no limit.
     """
 
     examples: int
     sweep_configs: int
     property_seconds: float
+    far_operations: float
+    tokens: int | None = None
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(examples=5, sweep_configs=1, property_seconds=10),
-    "standard": Profile(examples=20, sweep_configs=3, property_seconds=30),
-    "thorough": Profile(examples=100, sweep_configs=99, property_seconds=180),
+    # the far lengths take about a second in quick
+    "quick": Profile(examples=5, sweep_configs=1, property_seconds=10, far_operations=2e9),
+    "standard": Profile(examples=20, sweep_configs=3, property_seconds=30, far_operations=2e10),
+    "thorough": Profile(examples=100, sweep_configs=99, property_seconds=180, far_operations=math.inf),
 }
 """Every profile by name."""
+
+LARGE_PROFILES: Mapping[str, tuple[float, Profile]] = {
+    "quick": (5e10, Profile(examples=5, sweep_configs=1, property_seconds=60, far_operations=2e11)),
+    "standard": (8e10, Profile(examples=10, sweep_configs=1, property_seconds=120, far_operations=3e11)),
+    "thorough": (1e12, Profile(examples=40, sweep_configs=1, property_seconds=600, far_operations=math.inf)),
+}
+"""Multiplications of the drawn cases of one property on a large instance, and its effort where they suffice."""
+
+
+def most_seconds(profile: str) -> float:
+    """Return the seconds after which one property of any subject stops in a profile."""
+    return max(PROFILES[profile].property_seconds, LARGE_PROFILES[profile][1].property_seconds)
+
+
+FEWEST = 3  # cases, however large an instance is: each path is walked by the first, every third by each that follows
+CALLS = 6  # a case calls on three paths, twice on each
+_SHORTEST = 11  # the least of `tokens`: the lengths 1, 2 and 11, and all that are drawn by themselves
+
+
+def effort_on_large(profile: str, short_call: float, token: float) -> Profile:
+    """Return the effort of a profile on a large instance: fewer cases of shorter sequences the more a call costs.
+
+    Args:
+        profile: key of `PROFILES`.
+        short_call: multiplications of a call on a few tokens.
+        token: multiplications of one more token.
+    """
+    operations, whole = LARGE_PROFILES[profile]
+    cases = round(operations / (CALLS * short_call))
+    longest = round(operations / (FEWEST * CALLS * token)) // 4  # three samples in a batch, and some paths more
+    return replace(whole, examples=max(FEWEST, min(cases, whole.examples)), tokens=max(_SHORTEST, longest))
 
 
 @dataclass(frozen=True, kw_only=True)

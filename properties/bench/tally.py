@@ -23,8 +23,9 @@ class Tally:
         subject_seconds: spent inside the subject.
         calls: of the subject.
         given_up: reasons for which cases were given up before anything was compared.
-        left_out: what a property did not look at though it speaks of it, and why, in words.
         reach: by the name of a size, its smallest and largest value that was called with; words (dtypes) as a list.
+        unreached: what was left out though the property speaks of it, with the reason: "T 513 (memory)".
+        wants_float64: whether the last case could not be told in float32 and is to be judged in float64.
     """
 
     examples: int = 0
@@ -37,8 +38,9 @@ class Tally:
     subject_seconds: float = 0.0
     calls: int = 0
     given_up: set[str] = field(default_factory=set)
-    left_out: set[str] = field(default_factory=set)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
+    wants_float64: bool = False
 
     def note(self, error: float, tolerance: float) -> None:
         """Keep the comparison if its margin is the worst so far."""
@@ -57,6 +59,11 @@ class Tally:
                 seen[0] = value
             elif value > seen[1]:
                 seen[1] = value
+
+    def note_unreached(self, told: str) -> None:
+        """Keep, once, what was left out and why."""
+        if told not in self.unreached:
+            self.unreached.append(told)
 
     def note_worst_of(self, other: Tally) -> None:
         """Take over the worst comparison of another tally, and the time that it spent."""

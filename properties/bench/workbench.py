@@ -62,6 +62,11 @@ class Workbench:
         return self.settings.profile == "thorough" and why_not_compiled(self.subject) is None
 
     @property
+    def spares_float64(self) -> bool:
+        """Whether a copy in float64 is made only where float32 cannot tell: it takes twice the room and the time."""
+        return self.pool.is_large and not self.settings.dtypes
+
+    @property
     def configs(self) -> list[DrawnConfig]:
         """Sizes that models are built with, smallest first."""
         return self.pool.configs

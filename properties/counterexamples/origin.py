@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from veriformer.properties.adapters.huggingface_checkpoints import is_folder
 from veriformer.properties.adapters.places import Beside, Place, is_of_a_library, location
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 from veriformer.properties.bench.pool import callable_subject
@@ -69,13 +70,24 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
     lines = [] if module is None else [_importing(module, sources)]
     for part in parts:
         value = getattr(subject, part)
-        if part == "module":
+        if part == "module" and (folder := _checkpoint(subject)):
+            released = sources.expression(type(value))
+            lines.append(f"module = {released}.from_pretrained({folder!r}, local_files_only=True, dtype='auto')")
+        elif part == "module":
             if given is not value and not inspect.isroutine(given):
                 raise UnwritableError("an instance that stands in no module")
             lines.append(f"module = {expression}")
         else:
             lines.append(f"{part} = {sources.expression(value)}")
     return "\n".join(lines)
+
+
+def _checkpoint(subject: Subject) -> str:
+    """Return the folder of the checkpoint that a target names; empty for any other target."""
+    library, _, name = subject.target.partition(":")
+    if library != "hf" or not is_folder(name) or not hasattr(type(subject.module), "from_pretrained"):
+        return ""
+    return str(Path(name).resolve())
 
 
 def _given(subject: Subject) -> tuple[types.ModuleType | None, Any, str]:

@@ -18,7 +18,7 @@ from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
 from veriformer.properties.subject.layouts import laid_out
-from veriformer.properties.subject.palette import LONG, MANY
+from veriformer.properties.subject.palette import FEW, LONG, MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 from veriformer.properties.subject.subject import Subject
 
@@ -264,10 +264,14 @@ class Calling(Drawing):
         )
         chosen = in_turn(offered, self._turn)
         if self.reaches and self._turn:
-            more = offered[1:] if self.choices.get("T", 0) <= MANY else []
+            large = self.bench.pool.is_large
+            more = offered[1:] if self.choices.get("T", 0) <= (FEW if large else MANY) else []
             if self.choices.get("reach") != LONG and self.bench.settings.profile == "quick":
                 more = [path for path in more if not path.autocast]  # its rounding is measured on a model of its own
-            chosen = [offered[0], *more[self._turn % max(len(more), 1) :][:1]]
+            # without gradients nothing is kept of a long forward; that they change no output is seen at small lengths
+            lean = replace(offered[0], mode="no_grad") if large else offered[0]
+            first = lean if lean in offered else offered[0]
+            chosen = [first, *more[self._turn % max(len(more), 1) :][:1]]
         for path in chosen:
             self.path, self._walking, self._refused = str(path), path, False
             yield path

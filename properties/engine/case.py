@@ -16,6 +16,7 @@ from veriformer.properties.bench.measured import (
     half_tolerance_of,
     is_swamped,
     makes_choices,
+    rounding_of,
     tolerance_of,
 )
 from veriformer.properties.bench.pool import Built
@@ -49,7 +50,7 @@ class Case(Calling):
 
     def leave_out(self, what: str) -> None:
         """Say what was not looked at though the property speaks of it, and why; it stands in the report."""
-        self.bench.tally.left_out.add(what)
+        self.bench.tally.note_unreached(what)
 
     def tolerance(self, built: Built | None = None) -> float:
         """Return the relative tolerance measured for the model called last (or for `built`)."""
@@ -118,7 +119,7 @@ class Case(Calling):
             limit = 0.0
         self._on_record("close", got, expected, unit, limit)
         self.bench.tally.note(worst.error, limit)
-        if worst.error > limit and (not limit or not self._is_swamped(got)):
+        if worst.error > limit and (not limit or not self._is_swamped(got, worst.error if bound is None else None)):
             scale = bound if isinstance(bound, int | float) else 1.0  # a bound of its own is told as it is
             raise Violation(
                 headline=what,
@@ -140,8 +141,8 @@ class Case(Calling):
         """
         if not _is_coarse(got, self._walking) or self.subject.fact("half_precision") is False:
             return False
-        if is_large and not self._is_swamped(got):
-            return False  # a failure as it is
+        if self.bench.spares_float64 or (is_large and not self._is_swamped(got, None)):
+            return False  # cases in float32 show it there; or it is a failure as it is
         recorder, self.bench.recorder = self.bench.recorder, None
         try:
             return torch.equal(*both())
@@ -152,18 +153,34 @@ class Case(Calling):
 
     def _is_left_to_float64(self, got: Tensor) -> bool:
         """Whether weights that were given, not re-drawn to unit gain, are judged in float64 too."""
-        narrow = got.dtype == torch.float32 or _is_coarse(got, self._walking)
+        is_coarse = _is_coarse(got, self._walking)
         given = self.subject.module is not None and not self.bench.settings.dtypes
-        return narrow and given and computes_in_float64(self.bench)
+        if not given or not (is_coarse or got.dtype == torch.float32):
+            return False
+        if not self.bench.spares_float64:
+            return computes_in_float64(self.bench)
+        if is_coarse:  # left to float32
+            return True
+        self.bench.tally.wants_float64 = computes_in_float64(self.bench)
+        return self.bench.tally.wants_float64
 
-    def _is_swamped(self, got: Tensor) -> bool:
-        """Whether nothing can be said in this dtype, since the model amplifies rounding: float64 shows the rest."""
+    def _is_swamped(self, got: Tensor, error: float | None) -> bool:
+        """Whether nothing can be said in this dtype, since the model amplifies rounding: float64 shows the rest.
+
+        Of a large instance it is asked then. What no rounding explains, however much it is amplified, needs no asking.
+        """
         if self._built is None or self.bench.settings.dtypes or not has_ordinary_inputs(self.subject.kind):
             return False
         dtype = getattr(torch, self._walking.autocast) if self._walking.autocast else got.dtype
         if dtype == torch.float64 or not dtype.is_floating_point:
             return False
-        return is_swamped(self.bench, self.bench.pool.get(self._built.config, dtype))
+        built = self.bench.pool.get(self._built.config, dtype)
+        if not self.bench.spares_float64:
+            return is_swamped(self.bench, built)
+        if error is not None and error > rounding_of(self.bench, built):
+            return False
+        self.bench.tally.wants_float64 |= is_swamped(self.bench, built)
+        return self.bench.tally.wants_float64
 
     def _at_least(self, bound: float | Tensor, expected: Tensor) -> float | Tensor:
         """Return a derived bound, or what is known to be rounded besides where that is more."""

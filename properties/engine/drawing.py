@@ -12,6 +12,7 @@ from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.rounding import HALVES, name_of
 from veriformer.properties.engine.draws import Draws, RandomDraws
+from veriformer.properties.engine.searching.costs import effort_of
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.palette import LONG, MOST_SAMPLES, colliding_lengths
@@ -78,7 +79,9 @@ class Drawing:
             return int(self.choice(label, range(low, longest + 1)))
         limit = min(self.subject.fact("max_len", 64), config.max_len)
         colliding = colliding_lengths(self.subject, self.config())
-        options = sorted({n for n in (*range(low, high + 1), *colliding) if low <= n <= limit})
+        longest = effort_of(self.bench).tokens or limit
+        options = sorted({*range(low, high + 1), *(n for n in colliding if n <= longest)})
+        options = [n for n in options if low <= n <= limit]
         return int(self.choice(label, options or [low]))
 
     def batch(self, low: int = 1, high: int = 3) -> int:
@@ -107,8 +110,9 @@ class Drawing:
     def dtype(self) -> torch.dtype:
         """Return the dtype that is fixed, or draw one of those to judge in; seldom one whose rounding swamps all."""
         names = [name_of(d) for d in judged_dtypes(self.bench)]
-        if self._draws.says("dtype"):  # enumerated, or recorded
-            names = list(dict.fromkeys([*names, *HALVES]))
+        if self._draws.says("dtype"):  # enumerated, recorded, or made for this case alone
+            spared = ("float32", "float64") if self.bench.spares_float64 else ()
+            names = list(dict.fromkeys([*names, *HALVES, *spared]))
         elif len(names) > 1 and self._draws_wide():
             names = [*names[1:] * 4, names[0]]
         name = self.choice("dtype", names) if len(names) > 1 else names[0]

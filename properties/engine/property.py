@@ -46,6 +46,8 @@ class Property:
         check: the check itself.
         examples_factor: multiplies the number of examples (below 1 for costly checks).
         catches: ids of documented bugs (the fault zoo) that it is meant to catch.
+        copies: whether each case copies the whole model, so that few are judged where it is large.
+        steps: whether a case may call once for each position, which is what a far length costs then.
         costly: whether it runs only in the profile thorough, or when it is named.
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
@@ -65,6 +67,8 @@ class Property:
     farthest: int = 0
     examples_factor: float = 1.0
     catches: tuple[str, ...] = ()
+    copies: bool = False
+    steps: bool = False
     costly: bool = False
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
@@ -106,6 +110,8 @@ def holds(
     farthest: int | None = None,
     examples_factor: float = 1.0,
     catches: Iterable[str] = (),
+    copies: bool = False,
+    steps: bool = False,
     costly: bool = False,
     asks: tuple[str, Any] | None = None,
     in_half: bool = False,
@@ -126,6 +132,8 @@ def holds(
             costs more than a few forwards.
         examples_factor: multiplies the number of examples of the profile.
         catches: ids of documented bugs it is meant to catch.
+        copies: whether each case copies the whole model.
+        steps: whether a case may call once for each position.
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
         in_half: judge it in half precision too, where a violation asks for `half_precision`.
@@ -166,6 +174,8 @@ def holds(
             in_half=in_half,
             examples_factor=examples_factor,
             catches=tuple(catches),
+            copies=copies,
+            steps=steps,
             costly=costly,
         )
         return check

@@ -82,6 +82,7 @@ def _split(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:
     farthest=129,
     requires=("causality.no-future-influence",),
     catches=("KV01", "KV02", "KV08", "KV11", "RB05"),
+    steps=True,
 )
 def the_cache_changes_nothing(case: Case) -> None:
     """Single tokens hide a mask that is wrong inside a chunk, whole prompts hide positions that do not go on; so all

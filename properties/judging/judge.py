@@ -10,10 +10,11 @@ import torch
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.isolation import is_lost, isolated
-from veriformer.properties.bench.pool import callable_subject
+from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.searching.planning import Plan, plan_of
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
 from veriformer.properties.judging.questions import SILENCING, answered_by, suggested, with_questions
@@ -62,6 +63,18 @@ class Judge:
         result.seconds = time.perf_counter() - started
         self._outcomes[prop.id] = result.outcome
         return result
+
+    def plan(self, properties: Sequence[Property]) -> Plan | None:
+        """Return what is planned for a large instance, after its cost was measured; None for any other subject."""
+        if parameters_of(self.subject.module) < LARGE:
+            return None
+        with isolated(self.subject.module):
+            try:
+                self._open()
+                assert self._bench is not None
+                return plan_of(self._bench, properties)
+            except (SubjectError, SubjectTimeoutError, ValueError):  # properties show what it raises
+                return None
 
     def prove_power(self, properties: Sequence[Property]) -> dict[str, Any] | None:
         """Put faults into the subject and return how many the properties of this run notice; see `faults.power`."""
@@ -194,8 +207,8 @@ class Judge:
         """Build and call the subject once, find out what it did not declare; what comes of it is kept."""
         if self._preflight is None:
             try:
-                self._bench = self._workbench()
-                self._bench.subject = callable_subject(self.subject, self._bench.pool)
+                self._open()
+                assert self._bench is not None
                 self._preflight = preflight(self._bench)
                 if not (self._preflight.error or self._preflight.broken or self.is_brief):
                     self._seen = probe(self._bench)
@@ -205,6 +218,11 @@ class Judge:
             except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
                 self._preflight = Preflight(error=f"looking at the subject raised {type(problem).__name__}: {problem}")
         return self._preflight
+
+    def _open(self) -> None:
+        if self._bench is None:
+            self._bench = self._workbench()
+            self._bench.subject = callable_subject(self.subject, self._bench.pool)
 
     def _workbench(self) -> Workbench:
         theirs = self._twin._bench if self._twin else None

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, first_line
+from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, first_line
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.record import counterexample
 from veriformer.properties.engine.draws import ReplayError
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.searching.costs import effort_of
 from veriformer.properties.engine.searching.search import Found, Search
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, VacuousCheckError, Violation
 from veriformer.properties.judging.preflight import Preflight
@@ -70,6 +71,8 @@ def searched(prop: Property, bench: Workbench, *, is_brief: bool = False) -> Res
         return does_not_apply(prop, str(problem))
     except SubjectTimeoutError as problem:
         return Result(prop.id, prop.level, r.TIMEOUT, str(problem), examples=bench.tally.examples)
+    except NoRoomError as problem:
+        return Result(prop.id, prop.level, r.NOT_APPLICABLE, str(problem), unreached=[str(problem)])
     except SubjectError as problem:
         return Result(prop.id, prop.level, r.ERROR, str(problem), examples=bench.tally.examples)
 
@@ -100,9 +103,13 @@ def of(prop: Property, tally: Tally, found: Found | None) -> Result:
         paths=dict(tally.paths),
         measures=dict(tally.measures),
         reach=dict(tally.reach),
+        unreached=list(tally.unreached),
     )
     if found is None:
         result.outcome, result.reason = _of_nothing_found(tally)
+    elif isinstance(found.problem, NoRoomError):
+        result.outcome, result.reason = r.NOT_APPLICABLE, str(found.problem)
+        result.unreached.append(str(found.problem))
     elif isinstance(found.problem, Violation):
         result.outcome, result.reason = r.FAIL, found.problem.headline
         result.counterexample = counterexample(prop, found.case, found.problem)
@@ -122,7 +129,7 @@ def _of_nothing_found(tally: Tally) -> tuple[str, str]:
             r.VACUOUS,
             f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown",
         )
-    return r.PASS, "; ".join(sorted(tally.left_out))
+    return r.PASS, ""
 
 
 def _of_problem(problem: BaseException) -> tuple[str, str]:
@@ -139,9 +146,10 @@ def _of_problem(problem: BaseException) -> tuple[str, str]:
 
 def _out_of_time(prop: Property, bench: Workbench, before: str = "") -> Result:
     if not bench.tally.examples:
-        seconds = bench.settings.effort.property_seconds
+        seconds = effort_of(bench).property_seconds
         return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")
     result = of(prop, bench.tally, None)
     if result.outcome == r.PASS:
-        result.reason = f"stopped after {bench.tally.examples} examples{before}: the time for one property was over"
+        told = f"stopped after {bench.tally.examples} examples{before}: the time for one property was over"
+        result.unreached.append(told)
     return result

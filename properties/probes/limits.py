@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.searching.costs import affords
 from veriformer.properties.engine.searching.reaching import longest_taken, refused_beyond, tried_of
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.probes.findings import Finding, Question, a_stream
@@ -20,6 +21,8 @@ def longest_sequence(bench: Workbench) -> Iterator[Finding]:
         return
     stream = a_stream(bench)
     longest = min(bench.configs[0].max_len, tried_of(bench))
+    if bench.pool.is_large and not affords(bench, 1, longest):
+        return
     with bench.trying(stream.built) as tried:
         works = longest_taken(Stream(stream.case, tried), longest)
     if works < longest:

@@ -23,9 +23,6 @@ BLOCKED = "BLOCKED"
 VACUOUS = "VACUOUS"
 ERROR = "ERROR"
 TIMEOUT = "TIMEOUT"
-NOT_REACHED = "not reached"
-"""Name, beside those of sizes, under which a reach tells what was left out."""
-
 OUTCOMES = (PASS, FAIL, OPEN, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
 """Every outcome; only PASS passes. OPEN is a question: what was seen is a defect, or by design and to be declared."""
 
@@ -73,7 +70,7 @@ class Result:
         id: of the property.
         level: "core" or "extended".
         outcome: one of `OUTCOMES`.
-        reason: one sentence; for a PASS what was not looked at and why, mostly empty.
+        reason: one sentence, empty for a PASS.
         declare: for an OPEN one, the line that answers the question if it is by design: `padding_side='right'`.
         examples: cases judged.
         witnesses: times the premise held.
@@ -84,6 +81,8 @@ class Result:
         subject_seconds: of which inside the subject.
         paths: times each path was walked.
         measures: what was measured beside, the largest of each.
+        reach: by the name of a size its smallest and largest value that was called with; dtypes.
+        unreached: what was left out, with the reason: `T 1024 (refused beyond 100)`.
         counterexample: for a FAIL, and for an OPEN one that a property found.
     """
 
@@ -102,6 +101,7 @@ class Result:
     paths: dict[str, int] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
     counterexample: Counterexample | None = None
 
 
@@ -119,9 +119,10 @@ class SubjectReport:
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
             property of the run noticed each; None if none was tried.
         never_walked: forms of path that no property walked, each with the reason.
-        reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes; and
-            as `not reached` what they left out, with the reason.
+        reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes.
+        unreached: what properties left out and none reached, with the reason; by that sentence their ids.
         claims: sizes that it claims, named as in `reach`.
+        plan: of a large instance, what is done with it; empty for any other.
         seconds: spent on it, by all processes together.
         results: one a property.
     """
@@ -135,7 +136,9 @@ class SubjectReport:
     power: dict[str, Any] | None = None
     never_walked: dict[str, str] = field(default_factory=dict)
     reach: dict[str, list[Any]] = field(default_factory=dict)
+    unreached: dict[str, list[str]] = field(default_factory=dict)
     claims: dict[str, int] = field(default_factory=dict)
+    plan: str = ""
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
 
@@ -155,19 +158,29 @@ def believed(declared: Iterable[str], verified: Iterable[str]) -> list[str]:
 
 
 def reach_of(results: Iterable[Result]) -> dict[str, list[Any]]:
-    """Return how far several properties together looked; what one of them did not reach another may have."""
+    """Return how far several properties together looked."""
     together: dict[str, list[Any]] = {}
     for result in results:
         for name, seen in result.reach.items():
             known = [*together.get(name, ()), *seen]
             is_words = isinstance(known[0], str)
             together[name] = list(dict.fromkeys(known)) if is_words else [min(known), max(known)]
-    left = [told for told in together.pop(NOT_REACHED, []) if not _is_reached(told, together)]
-    return together | ({NOT_REACHED: left} if left else {})
+    return together
+
+
+def unreached_of(results: Iterable[Result]) -> dict[str, list[str]]:
+    """Return what properties left out and no other one reached: the sentence that says so, and their ids."""
+    judged = list(results)
+    reach, together = reach_of(judged), dict[str, list[str]]()
+    for result in judged:
+        for told in result.unreached:
+            if not _is_reached(told, reach):
+                together.setdefault(told, []).append(result.id)
+    return together
 
 
 def _is_reached(told: str, reach: Mapping[str, list[Any]]) -> bool:
-    """Whether what a property says that it did not reach (`T 1024 (time)`) was reached by another one."""
+    """Whether what a property says that it did not reach (`T 1024 (memory)`) was reached by another one."""
     name, _, value = told.partition(" (")[0].rpartition(" ")
     seen = reach.get(name, [0])
     return told.partition(" ")[0] in reach.get("dtype", ()) or (value.isdigit() and int(value) <= seen[-1])

@@ -29,6 +29,8 @@ MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
 MOST_SAMPLES = 9
 """Batch of the models that are reached for: one more than those that are taken eight at a time."""
+FEW = 40
+"""That length on a large instance, whose every token costs much."""
 
 _FURTHER = {
     # the smallest one, made for long sequences; and one with many heads, layers and channels

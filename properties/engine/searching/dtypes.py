@@ -11,7 +11,8 @@ from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.rounding import HALVES, name_of
 from veriformer.properties.engine.property import Property
-from veriformer.properties.engine.searching.reaching import affords, reach_of
+from veriformer.properties.engine.searching.costs import affords, too_costly
+from veriformer.properties.engine.searching.reaching import reach_of
 from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.palette import LONG
@@ -29,7 +30,8 @@ _CALLS = 12
 def in_turns(bench: Workbench, config: DrawnConfig) -> Iterator[dict[str, Any]]:
     """Yield, for ever, what fixes the dtype of one case after another; nothing where it had better be drawn."""
     names = [name_of(dtype) for dtype in judged_dtypes(bench)]
-    is_drawn = len(names) == 1 or bench.settings.dtypes or not has_ordinary_inputs(bench.subject.kind)
+    is_no_turn = len(names) == 1 or bench.spares_float64 or bench.settings.dtypes
+    is_drawn = is_no_turn or not has_ordinary_inputs(bench.subject.kind)
     if is_drawn or is_swamped(bench, bench.pool.get(config, judged_dtypes(bench)[0])):
         return cycle([{}])
     return cycle([{"dtype": name} for name in names])
@@ -42,6 +44,8 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     sequences are not looked at. And one of a sequence whose positions collide when they are counted in bfloat16.
     """
     subject, settings = bench.subject, bench.settings
+    if bench.pool.is_large:  # a copy in each; numerics.precision-ladder makes them
+        return
     if not prop.in_half or subject.kind not in SEQUENCES or settings.dtypes or subject.fact("half_precision") is False:
         return
     known = [name_of(dtype) for dtype in judged_dtypes(bench)]
@@ -52,7 +56,7 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
         halves = halves[turn % max(len(halves), 1) :][:1]
     for name in halves:
         if not affords(bench, _CALLS, _LENGTH):
-            bench.tally.note_reach({"not reached": f"{name} (time)"})
+            bench.tally.note_unreached(f"{name} ({too_costly(bench)})")
             continue
         for index in configs:
             yield {"config": index, "T": _LENGTH, "dtype": name}

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.measured import is_swamped, judged_dtypes
@@ -21,11 +20,18 @@ from veriformer.properties.definitions.rounding import name_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
 from veriformer.properties.engine.property import FARTHEST, Property
+from veriformer.properties.engine.searching.costs import (
+    affords,
+    effort_of,
+    operations,
+    operations_of_steps,
+    too_costly,
+    tries,
+)
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.inputs import ordinary
-from veriformer.properties.subject.palette import LARGEST, LONG, MOST_SAMPLES, WIDE
-from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.palette import LARGEST, LONG, MOST_SAMPLES, WIDE, colliding_lengths
 
 _SHORTEST = 33
 """One past the longest of the small models."""
@@ -35,15 +41,14 @@ _WIDE_LENGTH, _FEW = 7, 2
 _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
 
-_OPERATIONS = {"quick": 2e9, "standard": 2e10, "thorough": float("inf")}
-"""Multiplications of the forwards of one property at its far lengths, all together: about a second in quick."""
-
 
 def far_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     """Yield what is fixed of the cases of a property that reach further: the longest first, then the wide ones."""
     if bench.subject.kind not in SEQUENCES:
         return
-    lengths = far_lengths(bench, prop.farthest) if prop.farthest else []
+    lengths = far_lengths(bench, prop.farthest, steps=prop.steps) if prop.farthest else []
+    if prop.sweeps_lengths:
+        _tell_left_out(bench, prop, max(lengths, default=0))
     for length in lengths if prop.sweeps_lengths else lengths[:1]:
         # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
         yield {"reach": LONG, "T": length, "t": length - 1, "real": length - 1}
@@ -86,7 +91,7 @@ def _tell_too_large(bench: Workbench) -> None:
     """Note the sizes that a domain ends with, where a model of them is too large for a check."""
     for name, size in claims_of(bench.subject).items():
         if name != "T" and size > max(getattr(config, name) for config in bench.pool.reaching.values()):
-            bench.tally.note_reach({"not reached": f"{name} {size} (time)"})
+            bench.tally.note_unreached(f"{name} {size} (too large for a check)")
 
 
 def is_taken(bench: Workbench, name: str) -> bool:
@@ -95,7 +100,7 @@ def is_taken(bench: Workbench, name: str) -> bool:
         bench.measured["row", name] = _refusal(bench, name)
     told = bench.measured["row", name]
     if told:
-        bench.tally.note_reach({"not reached": f"{name} (refused: {told})"})
+        bench.tally.note_unreached(f"{name} (refused: {told})")
     return not told
 
 
@@ -115,30 +120,63 @@ def why(problem: SubjectError) -> str:
     return str(problem).partition(" (for ")[0][:160]
 
 
-def far_lengths(bench: Workbench, farthest: int) -> list[int]:
+def far_lengths(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
     """Return one past each power of two that the subject reaches, and the longest, as far as the effort allows.
 
     Args:
         bench: of the subject.
         farthest: no length is longer; from `FARTHEST` on all that the subject reaches are.
+        steps: whether a case may call once for each position.
     """
-    longest = reach_of(bench) if farthest >= FARTHEST else min(reach_of(bench), farthest)
-    powers = (2**n + 1 for n in range(5, longest.bit_length()))
-    wanted = sorted(n for n in {longest, *powers} if _SHORTEST <= n <= longest)
-    left, found = _OPERATIONS[bench.settings.profile], []
-    for length in (*wanted[:_FIRST], *reversed(wanted[_FIRST:])):
-        needed = _operations(bench, length)
+    return _planned(bench, _up_to(reach_of(bench), farthest), steps)[0]
+
+
+def planned_lengths(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
+    """Return what `far_lengths` will give if the subject takes what it claims; nothing is tried."""
+    return _planned(bench, _up_to(tried_of(bench), farthest), steps)[0] if bench.subject.kind in SEQUENCES else []
+
+
+def left_out(bench: Workbench, farthest: int, *, steps: bool = False) -> list[int]:
+    """Return the lengths that a property would cover on a large instance if they cost less, shortest first."""
+    if not bench.pool.is_large or bench.subject.kind not in SEQUENCES:
+        return []
+    found, missed = _planned(bench, _up_to(tried_of(bench), farthest), steps)
+    return sorted({*missed, *(n for n in _too_long_to_sweep(bench) if n not in found)})
+
+
+def _up_to(longest: int, farthest: int) -> int:
+    return longest if farthest >= FARTHEST else min(longest, farthest)
+
+
+def _too_long_to_sweep(bench: Workbench) -> list[int]:
+    """Return the colliding lengths that are no longer drawn."""
+    tokens, sizes = effort_of(bench).tokens, bench.pool.reaching[LONG]
+    return [n for n in colliding_lengths(bench.subject, sizes) if tokens is not None and tokens < n <= sizes.max_len]
+
+
+def _planned(bench: Workbench, longest: int, steps: bool) -> tuple[list[int], list[int]]:
+    """Return the far lengths that the effort allows, and those that it does not, the longest first."""
+    effort = effort_of(bench)
+    lengths = {longest, *(2**n + 1 for n in range(5, longest.bit_length())), *_too_long_to_sweep(bench)}
+    wanted = sorted(n for n in lengths if min(_SHORTEST, (effort.tokens or _SHORTEST) + 1) <= n <= longest)
+    # the longest one of a large instance is where most can begin that small models do not show
+    first = wanted[-1:] if bench.pool.is_large else wanted[:_FIRST]
+    rest = wanted[:-1] if bench.pool.is_large else list(reversed(wanted[_FIRST:]))
+    left, found = effort.far_operations, []
+    for length in (*first, *rest):
+        needed = operations_of_steps(bench, length) if steps and bench.pool.is_large else operations(bench, length)
         if needed <= left:
             left -= needed
             found.append(length)
-    if farthest >= FARTHEST and (told := _why_no_farther(bench, max(found, default=0))):
-        bench.tally.note_reach({"not reached": told})
-    return sorted(found, reverse=True)
+    return sorted(found, reverse=True), sorted(set(wanted) - set(found), reverse=True)
 
 
-def affords(bench: Workbench, calls: int, length: int) -> bool:
-    """Whether so many forwards of one sequence fit into the effort of the profile."""
-    return calls * _operations(bench, length) <= _OPERATIONS[bench.settings.profile]
+def _tell_left_out(bench: Workbench, prop: Property, reached: int) -> None:
+    """Note the lengths that a property speaks of and does not reach, with the reason."""
+    if missed := left_out(bench, prop.farthest, steps=prop.steps):
+        bench.tally.note_unreached(f"T={' '.join(map(str, missed))} ({too_costly(bench)})")
+    if prop.goes_far and claimed_of(bench) not in missed and (told := _why_no_farther(bench, reached)):
+        bench.tally.note_unreached(told)
 
 
 def claimed_of(bench: Workbench) -> int:
@@ -183,9 +221,7 @@ def _why_no_farther(bench: Workbench, reached: int) -> str:
         return ""
     if takes := refused_beyond(bench):
         return f"T {claimed} (refused beyond {takes})"
-    return (
-        f"T {claimed} (time: --profile thorough goes farther)" if claimed <= _most(bench) else f"T {claimed} (memory)"
-    )
+    return f"T {claimed} ({too_costly(bench) if claimed <= _most(bench) else 'memory'})"
 
 
 def _most(bench: Workbench) -> int:
@@ -196,12 +232,12 @@ def _most(bench: Workbench) -> int:
 def tried_of(bench: Workbench) -> int:
     """Return the longest sequence that is tried: the claimed one, if one forward of it is within the effort."""
     claimed = min(claimed_of(bench), _most(bench))
-    return claimed if claimed <= FARTHEST or affords(bench, 1, claimed) else FARTHEST
+    return claimed if claimed <= FARTHEST or tries(bench, claimed) else FARTHEST
 
 
 def _reach_of(bench: Workbench) -> int:
     claimed = tried_of(bench)
-    if claimed < _SHORTEST:
+    if claimed < _SHORTEST or (bench.pool.is_large and not affords(bench, 1, claimed)):
         return claimed
     try:
         case = Case(bench, RandomDraws(0, {"reach": LONG}))
@@ -212,8 +248,21 @@ def _reach_of(bench: Workbench) -> int:
         return 0
 
 
+def _claimed(bench: Workbench) -> int:
+    config = bench.pool.reaching[LONG]
+    return min(config.max_len, int(bench.subject.fact("max_len", config.max_len)), FARTHEST)
+
+
 def longest_taken(stream: Stream, claimed: int) -> int:
     """Return the longest sequence, of so many at most, that a subject takes; that length where it takes none at all."""
+    kept, key = stream.case.bench.measured, ("longest taken", stream.built.config, claimed)
+    if key not in kept:
+        kept[key] = _longest_taken(stream, claimed)
+    longest: int = kept[key]
+    return longest
+
+
+def _longest_taken(stream: Stream, claimed: int) -> int:
     if _takes(stream, claimed) or not _takes(stream, 2):
         return claimed
     works, raises = 2, claimed
@@ -232,15 +281,3 @@ def _takes(stream: Stream, length: int) -> bool:
     except SubjectTimeoutError as problem:
         raise SubjectTimeoutError(f"{problem}, with sequences of {length}") from None
     return True
-
-
-def _operations(bench: Workbench, length: int) -> float:
-    """Estimate the multiplications of one forward of one sequence."""
-    config: DrawnConfig = bench.pool.reaching[LONG]
-    key = ("parameters of the long model",)
-    if key not in bench.measured:
-        module = bench.pool.get(config, torch.float32).module
-        bench.measured[key] = sum(p.numel() for p in module.parameters()) if isinstance(module, nn.Module) else 0
-    # a score costs a product of d_model channels and about a dozen steps of its softmax in each head
-    scores = config.num_layers * length**2 * (2 * config.d_model + 12 * config.num_heads)
-    return float(bench.measured[key] * length + scores)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable, UnsatisfiedAssumption
 
 from veriformer.properties.bench.guards import Allowance, SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.profiles import FEWEST
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
@@ -25,6 +26,7 @@ from veriformer.properties.engine.draws import (
     ReplayError,
 )
 from veriformer.properties.engine.property import Property
+from veriformer.properties.engine.searching.costs import effort_of
 from veriformer.properties.engine.searching.dtypes import half_cases, in_turns
 from veriformer.properties.engine.searching.reaching import far_cases, why
 from veriformer.properties.engine.searching.reproducible import alone
@@ -83,7 +85,8 @@ class Search:
         self.prop = prop
         self.bench = bench
         self.shrinks = shrink
-        self.allowance = Allowance(bench.settings.effort.property_seconds)
+        self.effort = effort_of(bench)
+        self.allowance = Allowance(self.effort.property_seconds)
         self.last: Case | None = None
         self._walks_all = False
         self._given_up = 0
@@ -101,7 +104,9 @@ class Search:
                 continue
             except Exception as problem:
                 return self._shrink(problem, fixed)
-        wanted = max(1, round(self.bench.settings.effort.examples * self.prop.examples_factor))
+        wanted = max(1, round(self.effort.examples * self.prop.examples_factor))
+        if self.prop.copies and self.bench.pool.is_large:
+            wanted = min(wanted, FEWEST)
         drawn = max(wanted - self.bench.tally.examples, (wanted + 1) // 2)  # swept lengths are cases too
         return self._hypothesis(drawn, {}) or self._halve() or self._reach()
 
@@ -140,7 +145,8 @@ class Search:
 
         Raises:
             BudgetSpent: before all of it was covered; says what was not.
-            SubjectTimeoutError: a call took too long; says at which length.
+            SubjectTimeoutError: a call took too long; says at which length. A large instance may be in time with a
+                shorter one: there it is noted.
         """
         for fixed in far_cases(self.bench, self.prop):
             try:
@@ -150,11 +156,14 @@ class Search:
             except BudgetSpent:
                 raise BudgetSpent(f", before {_words(fixed)}") from None
             except SubjectTimeoutError as problem:
-                raise SubjectTimeoutError(f"{problem}, with {_words(fixed)}") from None
+                if not self.bench.pool.is_large:
+                    raise SubjectTimeoutError(f"{problem}, with {_words(fixed)}") from None
+                self.bench.tally.note_unreached(f"T={fixed['T']} ({problem})")
+                continue
             except Exception as problem:
                 if isinstance(problem, SubjectError) and fixed["reach"] not in (LONG, WIDE):
                     # what was called once may refuse a mask, or a cache, of such a size
-                    self.bench.tally.note_reach({"not reached": f"{fixed['reach']} (refused: {why(problem)})"})
+                    self.bench.tally.note_unreached(f"{fixed['reach']} (refused: {why(problem)})")
                     continue
                 assert self.last is not None
                 self._walks_all = True
@@ -167,18 +176,19 @@ class Search:
         told = ""
         for name, words in (("T", "sequences"), ("B", "batches")):
             if name in fixed:
-                found, least, is_least = self._least(found, fixed, name)
+                found, works, least = self._least(found, fixed, name)
                 fixed = {**fixed, **_sizes(fixed, name, least)}
-                if not told and is_least and least > 2:  # one position, or sample, has nothing to be mixed with
-                    told = f"it begins with {words} of {least}: at {least - 1} it is not there"
+                if not told and least > 2:  # one position, or sample, has nothing to be mixed with
+                    at_most = "" if least == works + 1 else "at most "
+                    told = f"it begins with {words} of {at_most}{least}: at {works} it is not there"
         if fixed["reach"] != LONG and not told:
             told = f"no small model shows it, this one does ({fixed['reach']})"
         if told and isinstance(found.problem, Violation):
             found.problem.cause = partial(_or_else, found.problem.cause, told)
         return found
 
-    def _least(self, found: Found, fixed: Mapping[str, Any], name: str) -> tuple[Found, int, bool]:
-        """Return the failure at the least value of a size at which it is there, that, and whether it was found out."""
+    def _least(self, found: Found, fixed: Mapping[str, Any], name: str) -> tuple[Found, int, int]:
+        """Return the failure at the least value of a size at which it is there, one at which it is not, and that."""
         works, fails = 1, int(fixed[name])
         while fails - works > 1:
             middle = (works + fails) // 2
@@ -187,7 +197,7 @@ class Search:
             except RejectedError:
                 works = middle
             except (BudgetSpent, SubjectTimeoutError):
-                return found, fails, False
+                break  # as far as it is narrowed by then
             except Exception as problem:
                 assert self.last is not None
                 if type(problem) is type(found.problem):
@@ -196,7 +206,7 @@ class Search:
                 works = middle
             else:
                 works = middle
-        return found, fails, True
+        return found, works, fails
 
     def replay(self, choices: Mapping[str, Any]) -> Found | None:
         """Judge one recorded case, on every path.
@@ -227,23 +237,33 @@ class Search:
     def _sweep(self) -> Iterator[dict[str, Any]]:
         if not self.prop.sweeps_lengths:
             return
-        for index, config in enumerate(self.bench.configs[: self.bench.settings.effort.sweep_configs]):
+        for index, config in enumerate(self.bench.configs[: self.effort.sweep_configs]):
             for length, dtype in zip(
                 colliding_lengths(self.bench.subject, config), in_turns(self.bench, config), strict=False
             ):
-                yield {"config": index, "T": length, **dtype}
+                if self.effort.tokens is None or length <= self.effort.tokens:
+                    yield {"config": index, "T": length, **dtype}
 
     def _judge(self, draws: Draws) -> None:
         if self.allowance.is_spent:
             raise BudgetSpent
         self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
+        self.bench.tally.wants_float64 = False
+        self._check()
+        if self.bench.tally.wants_float64:  # what float32 rounded away, float64 tells
+            self.last = Case(self.bench, RandomDraws(0, {**self.last.choices, "dtype": "float64"}), turn=1)
+            self._check()
+        self.bench.tally.examples += 1
+
+    def _check(self) -> None:
+        """Judge the last case; what fails in half precision alone is a question."""
+        assert self.last is not None
         try:
             self.prop.check(self.last)
         except Violation as problem:
             if self.last.is_in_half and problem.asks is None:
                 problem.asks = ("half_precision", False)
             raise
-        self.bench.tally.examples += 1
 
     def _shrink(self, problem: Exception, fixed: Mapping[str, Any]) -> Found:
         assert self.last is not None

@@ -14,9 +14,9 @@ from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
-from veriformer.properties.engine.searching.reaching import far_cases, far_lengths
+from veriformer.properties.engine.searching.reaching import far_cases
 from veriformer.properties.judging.catalogue import catalogue
-from veriformer.properties.results.records import Result, reach_of
+from veriformer.properties.results.records import Result, unreached_of
 from veriformer.reports.reach import reach_changes
 
 INFLUENCE = "causality.no-future-influence"
@@ -62,37 +62,37 @@ def test_a_declared_length_that_is_refused_is_asked_for() -> None:
     assert asked == {"numerics.finite": "max_len=100"}
     assert report.subjects[0].claims == {"T": 512}
     assert report.subjects[0].reach["T"][1] == 100
-    assert report.subjects[0].reach["not reached"] == ["T 512 (refused beyond 100)"]
+    assert list(report.subjects[0].unreached) == ["T 512 (refused beyond 100)"]
 
 
 def test_a_declared_length_is_walked_to_its_end_and_no_question_is_asked() -> None:
     report = check(decoder(declares={"max_len": 2048}), only=["numerics.finite", INFLUENCE], profile="quick")
     assert report.ok
     assert report.subjects[0].reach["T"][1] == 2048
-    assert "not reached" not in report.subjects[0].reach
+    assert not report.subjects[0].unreached
 
 
 def test_what_does_not_fit_into_memory_is_told() -> None:
     result = result_of(decoder(declares={"max_len": 100_000}))
     assert result.outcome == "PASS"
-    assert result.reach["not reached"] == ["T 100000 (memory)"]
+    assert result.unreached == ["T 100000 (memory)"]
 
 
 def test_what_costs_too_much_is_told() -> None:
-    config = DrawnConfig(d_model=64, num_heads=1, num_layers=1, d_ff=64, vocab_size=200_000, max_len=1024)
+    config = DrawnConfig(d_model=64, num_heads=1, num_layers=1, d_ff=64, vocab_size=40_000, max_len=1024)
     subject = Subject(kind="decoder", module=Model(config), config=config, declares={"causal": True})
     bench = Workbench(subject, Settings(profile="quick"))
-    assert max(far_lengths(bench, 1025)) < 1024
-    assert bench.tally.reach["not reached"] == ["T 1024 (time: --profile thorough goes farther)"]
+    lengths = [fixed["T"] for fixed in far_cases(bench, catalogue()[INFLUENCE]) if fixed["reach"] == "long"]
+    assert max(lengths) < 1024
+    assert bench.tally.unreached == ["T 1024 (too costly for the profile quick)"]
 
 
 def test_what_one_property_left_out_another_may_have_reached() -> None:
-    short = Result(
-        "a.a", "core", "PASS", reach={"T": [1, 65], "not reached": ["T 512 (time)", "odd width (refused: no)"]}
-    )
+    told = ["T 512 (memory)", "odd width (refused: no)"]
+    short = Result("a.a", "core", "PASS", reach={"T": [1, 65]}, unreached=told)
     long = Result("a.b", "core", "PASS", reach={"T": [1, 512]})
-    assert reach_of([short, long]) == {"T": [1, 512], "not reached": ["odd width (refused: no)"]}
-    assert reach_of([short])["not reached"] == ["T 512 (time)", "odd width (refused: no)"]
+    assert unreached_of([short, long]) == {"odd width (refused: no)": ["a.a"]}
+    assert unreached_of([short]) == {sentence: ["a.a"] for sentence in told}
 
 
 def test_the_ends_of_a_domain_are_walked() -> None:
@@ -111,7 +111,7 @@ def test_a_right_model_that_refuses_odd_widths_is_right() -> None:
 
     report = check(decoder(Even), only=[INFLUENCE], profile="standard")
     assert report.ok
-    (told,) = report.subjects[0].reach["not reached"]
+    (told,) = report.subjects[0].unreached
     assert told.startswith("odd width (refused: build raised ValueError: d_model must be even, was 65")
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties import DrawnConfig, Subject, check
-from veriformer.properties.bench.guards import Allowance
+from veriformer.properties.bench.guards import Allowance, SubjectTimeoutError
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.searching.reaching import far_lengths, reach_of
+from veriformer.properties.engine.searching.reaching import far_lengths, left_out, reach_of
+from veriformer.properties.engine.searching.search import Search
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.judging.judge import Judge
 
@@ -78,9 +79,33 @@ def test_a_large_instance_is_walked_as_far_as_the_effort_goes() -> None:
     whole = Subject(kind="decoder", module=Model(config), config=config, declares={"causal": True})
     assert {33, 65, 129} < set(far_lengths(bench(whole), 1025))
     assert 1024 in far_lengths(bench(whole, "thorough"), 1025)
-    large = replace(config, d_model=1024, num_heads=16, d_ff=4096, vocab_size=30000)
-    huge = Subject(kind="decoder", module=Model(large), config=large, declares={"causal": True})
-    assert max(far_lengths(bench(huge), 1025), default=0) < 200
+
+
+def large(**told: int) -> Subject:
+    """Return a right instance of 6.2 million parameters, its sizes told as they are or otherwise."""
+    config = DrawnConfig(d_model=512, num_heads=8, num_layers=1, d_ff=2048, vocab_size=5000, max_len=1024)
+    torch.manual_seed(0)
+    return Subject(kind="decoder", module=Model(config), config=replace(config, **told), declares={"causal": True})
+
+
+def test_the_longest_sequence_of_a_large_instance_comes_first() -> None:
+    assert far_lengths(bench(large()), 1025) == [1024, 513, 512, 257, 129, 65, 33]
+    assert left_out(bench(large()), 1025) == []
+    deep = large(num_layers=130)  # whose scores would cost more than the profile has
+    assert far_lengths(bench(deep), 1025)[:2] == [1024, 257]
+    assert left_out(bench(deep), 1025) == [512, 513]
+    assert left_out(bench(deep), 257) == [512, 1024]
+
+
+def test_what_is_too_costly_is_said() -> None:
+    """A forward of 1024 would take longer than the profile has; it is told, and not tried."""
+    subject = large(num_layers=4000)
+    report = check(subject, only=["causality.no-future-influence"], profile="quick")
+    (result,) = report.results
+    assert result.outcome == "PASS"
+    assert max(result.reach["T"]) < 1024
+    (told,) = report.subjects[0].unreached
+    assert told.endswith("1024 (too costly for the profile quick)")
 
 
 @pytest.mark.parametrize("limit", [40, 100, 300, 600])
@@ -127,11 +152,58 @@ def test_what_time_did_not_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Allowance, "is_spent", property(lambda self: max(lengths, default=0) > 500))
     result = judge.judge(prop)
     assert result.outcome == "PASS"
-    assert (
-        result.reason
-        == f"stopped after {len(lengths)} examples, before sequences of 513: the time for one property was over"
-    )
+    assert result.unreached == [
+        f"stopped after {len(lengths)} examples, before sequences of 513: the time for one property was over"
+    ]
 
 
 def test_a_right_model_passes_wherever_it_reaches() -> None:
     assert check(decoder(), profile="quick").ok
+
+
+def test_a_large_instance_is_judged_in_float32_unless_that_cannot_tell() -> None:
+    """Differences far below the rounding of float32: float64 alone shows them, and its copy is made then."""
+    faint = large()
+    with torch.no_grad():
+        faint.module.layer.self_attn.out_proj.weight.mul_(1e-7)
+    only = ["attention.attends"]
+    assert check(large(), only=only, profile="quick").subjects[0].reach["dtype"] == ["float32"]
+    report = check(faint, only=only, profile="quick")
+    assert report.ok
+    assert report.subjects[0].reach["dtype"] == ["float32", "float64"]
+
+
+def test_the_plan_of_a_large_instance_is_reported() -> None:
+    report = check(large(), only=["numerics.finite"], profile="quick")
+    assert report.subjects[0].plan.startswith("6.2 million parameters: ")
+    assert "one sample each of 33 65 129 257 512 513 1024" in report.subjects[0].plan
+    assert check(decoder(), only=["numerics.finite"], profile="quick").subjects[0].plan == ""
+
+
+@pytest.mark.parametrize("limit", [20, 700])
+def test_a_mask_that_ends_in_a_large_instance_is_noticed(limit: int) -> None:
+    subject = large()
+    subject.module.limit = limit
+    (result,) = check(subject, only=["causality.no-future-influence"], profile="quick").results
+    assert result.outcome == "FAIL"
+    assert result.counterexample is not None
+    assert result.counterexample.choices["T"] == limit + 2
+
+
+def test_a_length_that_takes_a_large_instance_too_long_is_told_and_shorter_ones_are_walked() -> None:
+    class Slow(Model):
+        """It hangs on its longest sequence, as far as a limit of time tells."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            if tokens.shape[1] > 1000:
+                raise SubjectTimeoutError("one call of the subject took longer than 30 s")
+            return super().forward(tokens)
+
+    subject = large()
+    subject.module.__class__ = Slow
+    made = bench(replace(subject, forward=lambda m, tokens: m(tokens)))
+    made.measured["reach",] = 1024
+    found = Search(catalogue()["causality.no-future-influence"], made).run()
+    assert found is None
+    assert made.tally.unreached == ["T=1024 (one call of the subject took longer than 30 s)"]
+    assert made.tally.examples >= 5 + 5  # the drawn ones, and one each of 33 65 129 257 513
