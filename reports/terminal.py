@@ -17,6 +17,7 @@ _STYLE = {
     "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
+_LAST_LINES = 5  # of what a subject printed
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
 
 
@@ -58,9 +59,13 @@ def print_report(
         mark, colour = ("✗", "red") if troubled else ("?", "cyan") if "OPEN" in outcomes else ("✓", "green")
         line = Text(f"{mark} ", style=f"bold {colour}")
         line.append(subject["name"], style="bold").append(f"  {summary(subject, catalogue)}", style="default")
-        if subject["power"]:
+        if subject["power"] and subject["power"]["tried"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
+        if why := (subject["power"] or {}).get("why"):
+            row = Text("    TIMEOUT         ", style=_STYLE["TIMEOUT"])
+            console.print(row.append(f"power: {why}", style="default"))
+        _print_output(console, subject, in_full=bool(troubled) or verbose)
         for declare, asked in questions(subject).items():
             console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))
             console.print(Text(f"          {declare}", style="bold"))
@@ -79,12 +84,29 @@ def print_report(
         _print_never_walked(console, report["subjects"], verbose)
     canaries = report.get("canaries") or {"sent": 0, "caught": 0, "missed": []}
     for missed in canaries["missed"]:
-        console.print(Text(f"VOID: a known-broken model passed: {missed}", style="bold red"))
+        told = missed if canaries.get("lost") else f"a known-broken model passed: {missed}"
+        console.print(Text(f"VOID: {told}", style="bold red"))
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def _print_output(console: Console, subject: Mapping[str, Any], *, in_full: bool) -> None:
+    """Print how much the code of a subject printed, and the end of it where something went wrong."""
+    printed = subject.get("printed")
+    if not printed:
+        return
+    lines = printed["text"].splitlines()[-_LAST_LINES:] if in_full else []
+    console.print(Text(f"    printed: {printed['size']} bytes{', the last of them:' * bool(lines)}", style="dim"))
+    for line in lines:
+        console.print(Text(f"      | {_visible(line)[-160:]}", style="dim"))
+
+
+def _visible(text: str) -> str:
+    """Escape what would move the cursor of a terminal, or has no place in its encoding."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def reach(subject: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.reaching import far_cases, wide_cases
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
+from veriformer.properties.results.clocks import counted
 from veriformer.properties.subject.palette import colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
@@ -68,7 +68,7 @@ class Search:
         self.prop = prop
         self.bench = bench
         self.shrinks = shrink
-        self.deadline = time.perf_counter() + bench.settings.effort.property_seconds
+        self.deadline = counted() + bench.settings.effort.property_seconds
         self.last: Case | None = None
         self._walks_all = False
         self._given_up = 0
@@ -166,7 +166,7 @@ class Search:
                 yield {"config": index, "T": length}
 
     def _judge(self, draws: Draws) -> None:
-        if time.perf_counter() > self.deadline:
+        if counted() > self.deadline:
             raise BudgetSpent
         self.last = Case(self.bench, draws, turn=0 if self._walks_all else self.bench.tally.examples)
         self.prop.check(self.last)
@@ -228,7 +228,7 @@ class Search:
             raise
         except Exception as problem:
             assert self.last is not None
-            if not failed and time.perf_counter() > self.deadline:
+            if not failed and counted() > self.deadline:
                 raise BudgetSpent from problem  # Hypothesis calls a run that ends for want of time a flaky one
             return failed[-1] if failed else Found(self.last, problem)
         return None
