@@ -217,7 +217,9 @@ class _Run:
             part.power, part.never_walked = answer["power"], answer["never_walked"]
             advance()
 
-        def power_of() -> dict[str, Any]:
+        def power_of() -> dict[str, Any] | None:
+            if not any(r.outcome in ("PASS", "FAIL", "OPEN") for r in part.results):
+                return None
             passed = [r.id for r in part.results if r.outcome == "PASS"]
             walked = sorted({path for r in part.results for path in r.paths})
             troubled = [plain(r) for r in part.results if r.outcome in ("FAIL", "OPEN")]

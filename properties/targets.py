@@ -87,7 +87,10 @@ def _imported(word: Target, home: Home, place: Place | None) -> ModuleType:
     except BaseException as problem:
         if not is_its_own(problem):
             raise
-        raise TargetError(f"{word.place!r} cannot be imported: {_blame(problem)}") from problem
+        missing = isinstance(problem, ModuleNotFoundError) and f"{word.place}.".startswith(f"{problem.name}.")
+        raise TargetError(
+            f"{word.place!r} cannot be imported: {_blame(problem)}", is_usage=missing and place is None
+        ) from problem
 
 
 def _one_of(found: list[Subject], word: Target) -> Subject:

@@ -63,8 +63,7 @@ def print_report(
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
         if why := (subject["power"] or {}).get("why"):
-            row = Text("    TIMEOUT         ", style=_STYLE["TIMEOUT"])
-            console.print(row.append(f"power: {why}", style="default"))
+            console.print(Text(f"    power not known: {why}", style=_STYLE["ERROR"]))
         _print_output(console, subject, in_full=bool(troubled) or verbose)
         for declare, asked in questions(subject).items():
             console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))

@@ -62,7 +62,7 @@ class Task:
 
     Attributes:
         question: method of `Answers`.
-        arguments: gives its arguments when it is sent.
+        arguments: gives its arguments when it is sent; None if there is nothing to ask after all.
         done: called with the answer.
         lost: called if no answer comes.
         needs: tasks that must be done first.
@@ -73,7 +73,7 @@ class Task:
     """
 
     question: str
-    arguments: Callable[[], dict[str, Any]]
+    arguments: Callable[[], dict[str, Any] | None]
     done: Callable[[dict[str, Any]], None]
     lost: Callable[[Lost], None]
     needs: list[Task] = field(default_factory=list)
@@ -138,6 +138,9 @@ class Pool:
                 )
                 continue
             arguments = task.arguments()
+            if arguments is None:
+                self._lose(task, Lost("there was nothing to ask", "BLOCKED"))
+                continue
             worker = self._worker_of(task.home)
             try:
                 worker.ask(task.question, task.seconds, **arguments)

@@ -59,16 +59,18 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
 
 
 def _every_length(case: Case, built: Built) -> None:
-    """Call once at every length; one that is refused is no output."""
+    """Call once at every length. Some lengths may be refused (all that end no block, say), but not one alone."""
     stream, bits = Stream(case, built), min(torch.finfo(built.dtype).bits, 32)  # many compute in float32 whatever it is
     longest = min(built.config.max_len, case.subject.fact("max_len", built.config.max_len), _LONGEST)
+    refused: dict[int, str] = {}
     for length in range(1, longest + 1):
         try:
             output = stream(stream.draw(2, length), path=Path(mask="none", mode="no_grad"))
         except WrongOutputError as problem:
             case.require(False, f"at length {length} {problem}", got="no tensor", expected="a tensor of numbers")
             return
-        except SubjectError:
+        except SubjectError as problem:
+            refused[length] = str(problem)
             continue
         case.require(
             output.is_complex() or (output.is_floating_point() and torch.finfo(output.dtype).bits >= bits),
@@ -77,6 +79,9 @@ def _every_length(case: Case, built: Built) -> None:
             expected=f"a dtype of {bits} bits or more, as that of the model",
         )
         case.finite(output, f"at length {length} an ordinary input gives NaN or infinity")
+    for length, why in refused.items():
+        others = len(refused) > 1 or length in (1, longest)
+        case.require(others, f"at length {length} alone {why}", got="an error", expected="an output")
 
 
 @holds(

@@ -40,8 +40,3 @@ many = [
     Subject(kind="norm", name="layer-norm", build=lambda c: nn.LayerNorm(c.d_model)),
     Subject(kind="feed_forward", name="linear", build=lambda c: nn.Linear(c.d_model, c.d_model)),
 ]
-SHIPPED = (
-    "torch:softmax", "torch:LayerNorm", "torch:MultiheadAttention", "torch:TransformerEncoderLayer",
-    "reference:softmax", "reference:attention", "reference:rotary", "reference:layer-norm", "reference:rms-norm",
-    "reference:feed-forward", "reference:swiglu", "reference:layer-pre", "reference:decoder-none",
-)  # fmt: skip

@@ -1,4 +1,4 @@
-# expect ERROR: the subject raised SystemExit: 1
+# expect FAIL: at length 3 alone the subject raised SystemExit: 1
 import sys
 
 from veriformer.properties import Subject
