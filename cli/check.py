@@ -90,8 +90,7 @@ def check(
         with Pool(size, settings, max_memory) as pool:
             chosen = pool.ask("select", only=only, exclude=exclude, level=level)
             loaded, versions = load_all(pool, targets)
-            known = [p["id"] for p in pool.ask("describe")["properties"]]
-            deviations.insist(known, [*_named(loaded)])
+            deviations.insist(chosen["catalogue"], [*_named(loaded)])
             run.report.versions |= versions
             run.judge(pool, chosen, loaded, err)
     except DeviationsError as problem:
@@ -140,7 +139,7 @@ class _Run:
         """Judge every subject that was loaded by every chosen property, and put faults into each."""
         started = time.perf_counter()
         properties = chosen["properties"]
-        self.catalogue_size = chosen["catalogue"]
+        self.catalogue_size = len(chosen["catalogue"])
         subjects = [described for one in loaded for described in one.subjects]
         self.statements = {p["id"]: p["statement"] for p in properties}
         order = [p["id"] for p in properties]

@@ -120,7 +120,7 @@ class Answers:
             )
         return {
             "properties": [_described(p) for p in select(only, exclude, level)],
-            "catalogue": len(catalogue()),
+            "catalogue": list(catalogue()),
         }
 
     def load(self, target: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ ONLY = (
     "numerics.strided",
     "causality.prefix-consistency",
 )
-LIMIT = "0.2"
+LIMIT = "0.3"
 
 Report = dict[str, Any]
 

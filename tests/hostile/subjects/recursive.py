@@ -1,4 +1,4 @@
-# expect ERROR: the subject raised RecursionError
+# expect ERROR|TIMEOUT: the subject
 from veriformer.properties import Subject
 
 
