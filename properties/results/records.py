@@ -29,6 +29,9 @@ NOT_REACHED = "not reached"
 OUTCOMES = (PASS, FAIL, OPEN, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
 """Every outcome; only PASS passes. OPEN is a question: what was seen is a defect, or by design and to be declared."""
 
+LOADS = "subject.loads"
+"""The row of a target that could not be loaded."""
+
 
 @dataclass
 class Counterexample:
@@ -117,13 +120,14 @@ class SubjectReport:
         probed: facts found out rather than declared, in words.
         believed: facts that were declared and that no property of the run could have told from false ones.
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
-            property of the run noticed each; None if none was tried.
+            property of the run noticed each; None if none was tried. Where the stage did not come back, with "why".
         never_walked: forms of path that no property walked, each with the reason.
         reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes; and
             as `not reached` what they left out, with the reason.
         claims: sizes that it claims, named as in `reach`.
         seconds: spent on it, by all processes together.
-        results: one a property.
+        printed: `{"size", "text"}`: how many bytes its code printed, and the last of them; None if it printed nothing.
+        results: one a property; for what could not be loaded `LOADS` alone.
     """
 
     name: str
@@ -137,6 +141,7 @@ class SubjectReport:
     reach: dict[str, list[Any]] = field(default_factory=dict)
     claims: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    printed: dict[str, Any] | None = None
     results: list[Result] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
