@@ -33,14 +33,14 @@ ONLY = (
     "numerics.stateless",
     "numerics.no-mutation",
     "numerics.strided",
-    "causality.prefix-consistency",
+    "numerics.grad-mode",
 )
-LIMIT = "0.3"
+LIMIT = "0.25"
 
 Report = dict[str, Any]
 
 
-def judged(folder: Path, *targets: str, workers: int = 2) -> tuple[Report, int]:
+def judged(folder: Path, *targets: str, workers: int = 1) -> tuple[Report, int]:
     """Return the report of a run in a folder with all subjects, and its exit status."""
     only = [word for prop in ONLY for word in ("--only", prop)]
     out, err = io.StringIO(), io.StringIO()
@@ -60,6 +60,7 @@ def limits(copies: None) -> Iterator[None]:
         patch.setattr(worker, "BETWEEN", 0.6)
         patch.setattr(loading, "SECONDS", 1.5)
         patch.setattr(asking, "_FAREWELL", 0.5)
+        patch.setattr(asking, "FALLS", 2)
         yield
 
 
@@ -150,6 +151,14 @@ def test_what_is_printed_is_capped_counted_and_shown(folder: Path, beside: Repor
         main(["check", "prints_and_leaves.py:mine", "--profile", "quick", "-n", "1", "--only", "numerics.finite"])
     assert "the process ended with status 9 while the subject was judged; its last words: last words" in out.getvalue()
     assert "    printed: 11 bytes, the last of them:\n      | last words\n" in out.getvalue()
+
+
+def test_one_that_hangs_is_given_up_after_three_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "FALLS", 3)
+    report, status = judged(folder, "leaves.py:mine")
+    assert status == 2
+    outcomes = [r["outcome"] for r in row(report, "leaves.py:mine")["results"]]
+    assert outcomes == ["ERROR"] * 3 + ["BLOCKED"] * (len(ONLY) - 3)
 
 
 def test_nothing_is_left_behind(beside: Report) -> None:
