@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.options import DEVICE, FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
-from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.cli.processes.asking import Judges, Lost, Pool, RefusedError, Task, warm_up
 from veriformer.cli.processes.elsewhere import PoolElsewhere
+from veriformer.cli.processes.loading import Loaded, load_all
+from veriformer.cli.processes.printed import Printed
 from veriformer.cli.recorded import CASES, how_to_repeat, write_cases
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.cli.unjudged import print_unjudged
@@ -23,10 +26,10 @@ from veriformer.clusters.opening import ClusterError
 from veriformer.properties.bench.profiles import PROFILES, most_seconds
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import Report, Result, SubjectReport, plain, reach_of, unreached_of
+from veriformer.properties.results.records import LOADS, Report, Result, SubjectReport, plain, reach_of, unreached_of
 from veriformer.reports.formats import FORMATS, write_all
 from veriformer.reports.formats import stable as without_changing
-from veriformer.reports.readable import cleaned
+from veriformer.reports.readable import cleaned, readable
 from veriformer.reports.terminal import print_failure, print_report
 from veriformer.reports.verdicts import shown_in_full, told_by
 
@@ -93,17 +96,17 @@ def check(
         deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=whole and level == "all"
     )
     try:
-        judges: Pool | PoolElsewhere = Pool(size, settings, max_memory)
+        judges: Judges = Pool(size, settings, max_memory)
         if cluster is not None:
             folder, seconds = (out or Path()) / CASES, limit_of(most_seconds(profile))
             there = workers_of(cluster, workers, seconds=seconds, max_memory=max_memory, folder=folder)
             judges = PoolElsewhere(there, settings, max_memory)
         with judges as pool:
-            plan = pool.ask("plan", targets=targets, only=only, exclude=exclude, level=level)
-            known = [p["id"] for p in pool.ask("describe")["properties"]]
-            deviations.insist(known, [(s["name"], s["target"]) for s in plan["subjects"]])
-            run.report.versions |= plan["versions"]
-            run.judge(pool, plan, err)
+            chosen = pool.ask("select", only=only, exclude=exclude, level=level)
+            loaded, versions = load_all(pool, targets, [p["id"] for p in chosen["properties"]])
+            deviations.insist(chosen["catalogue"], [*_named(loaded)])
+            run.report.versions |= versions
+            run.judge(pool, chosen, loaded, err)
     except DeviationsError as problem:
         raise click.UsageError(str(problem)) from None
     except RefusedError as problem:
@@ -160,12 +163,14 @@ class _Run:
         self.statements: dict[str, str] = {}
         self.catalogue_size = 0
         self.interrupted = False
+        self.printed: dict[str, Printed] = {}
 
-    def judge(self, pool: Pool | PoolElsewhere, plan: dict[str, Any], err: Console) -> None:
-        """Judge every subject of the plan by every property, and put faults into each."""
+    def judge(self, pool: Judges, chosen: dict[str, Any], loaded: list[Loaded], err: Console) -> None:
+        """Judge every subject that was loaded by every chosen property, and put faults into each."""
         started = time.perf_counter()
-        properties = plan["properties"]
-        self.catalogue_size = plan["catalogue"]
+        properties = chosen["properties"]
+        self.catalogue_size = len(chosen["catalogue"])
+        subjects = [described for one in loaded for described in one.subjects]
         self.statements = {p["id"]: p["statement"] for p in properties}
         order = [p["id"] for p in properties]
         try:
@@ -173,25 +178,34 @@ class _Run:
                 TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 console=err, transient=True, disable=not err.is_terminal,
             ) as progress:  # fmt: skip
-                bar = progress.add_task("judging", total=len(plan["subjects"]) * (len(properties) + 1))
-                tasks: list[Task] = [self._canaries([d["kind"] for d in plan["subjects"]], order)]
-                for described in plan["subjects"]:
-                    part = SubjectReport(
-                        cleaned(described["name"]), described["kind"], described["target"], cleaned(described["facts"])
-                    )
-                    part.believed, part.claims = list(part.facts), described["claims"]
-                    if planned := cleaned(described["plan"]):
-                        part.plan = planned["told"]
-                        err.print(planned["sentence"], style="dim", markup=False, highlight=False, soft_wrap=True)
-                    self.report.subjects.append(part)
-                    seconds = (planned or {}).get("property_seconds", PROFILES[self.report.profile].property_seconds)
-                    tasks += self._tasks(
-                        part, properties, lambda p=part: progress.update(bar, advance=1, description=p.name), seconds
-                    )
+                bar = progress.add_task("judging", total=len(subjects) * (len(properties) + 1))
+                tasks: list[Task] = [self._canaries([d["kind"] for d in subjects], order)]
+                for one in loaded:
+                    if one.why is not None:
+                        self.report.subjects.append(_unloaded(one, one.why))
+                    for described in one.subjects:
+                        name, target = cleaned(described["name"]), described["target"]
+                        part = SubjectReport(name, described["kind"], target, cleaned(described["facts"]))
+                        part.believed, part.claims = list(part.facts), cleaned(described["claims"])
+                        if planned := cleaned(described["plan"]):
+                            part.plan = planned["told"]
+                            err.print(planned["sentence"], style="dim", markup=False, highlight=False, soft_wrap=True)
+                        self.report.subjects.append(part)
+                        self.printed[target] = printed = Printed()
+                        printed += one.printed
+                        usual = PROFILES[self.report.profile].property_seconds
+                        seconds = (planned or {}).get("property_seconds", usual)
+                        tasks += self._tasks(
+                            part,
+                            properties,
+                            lambda p=part: progress.update(bar, advance=1, description=p.name),
+                            seconds,
+                        )
                 pool.run(tasks)
         finally:
             for part in self.report.subjects:
-                part.results.sort(key=lambda r: order.index(r.id))
+                part.results.sort(key=lambda r: order.index(r.id) if r.id in order else -1)
+                part.printed = _shown(self.printed.get(part.target)) or part.printed
                 part.reach, part.unreached = reach_of(part.results), unreached_of(part.results)
             self.report.seconds = time.perf_counter() - started
 
@@ -201,8 +215,9 @@ class _Run:
         def sent(answer: dict[str, Any]) -> None:
             self.report.canaries = answer
 
-        def lost(why: str, late: bool) -> None:
-            self.report.canaries = {"sent": 1, "caught": 0, "missed": [f"the canaries were not judged: {why}"]}
+        def lost(why: Lost) -> None:
+            missed = [f"the canaries were not judged: {cleaned(why.why)}"]
+            self.report.canaries = {"sent": 1, "caught": 0, "missed": missed, "lost": True}
 
         seconds = 60.0 + 10 * len(set(kinds))
         return Task("canaries", lambda: {"kinds": sorted(set(kinds)), "props": order}, sent, lost, [], seconds)
@@ -211,7 +226,7 @@ class _Run:
         self, part: SubjectReport, properties: list[dict[str, Any]], advance: Any, property_seconds: float
     ) -> list[Task]:
         found: dict[str, Task] = {}
-        seconds = limit_of(property_seconds)
+        printed, seconds = self.printed[part.target], limit_of(property_seconds)
 
         def judged(answer: dict[str, Any]) -> None:
             part.results.append(result_of(cleaned(answer["result"])))
@@ -222,8 +237,8 @@ class _Run:
 
         for prop in properties:
 
-            def lost(why: str, late: bool, prop: dict[str, Any] = prop) -> None:
-                part.results.append(Result(prop["id"], prop["level"], "TIMEOUT" if late else "ERROR", cleaned(why)))
+            def lost(why: Lost, prop: dict[str, Any] = prop) -> None:
+                part.results.append(Result(prop["id"], prop["level"], why.outcome, cleaned(why.why)))
                 advance()
 
             def arguments(prop: dict[str, Any] = prop) -> dict[str, Any]:
@@ -231,19 +246,50 @@ class _Run:
                 return {"target": part.target, "prop": prop["id"], "known": known}
 
             needs = [found[i] for i in prop["requires"] if i in found]
-            found[prop["id"]] = Task("judge", arguments, judged, lost, needs, seconds)
+            found[prop["id"]] = Task("judge", arguments, judged, lost, needs, seconds, part.target, printed)
 
         def proven(answer: dict[str, Any]) -> None:
-            changed = {record["id"]: result_of(record) for record in answer["reconsidered"]}
+            changed = {record["id"]: result_of(record) for record in cleaned(answer["reconsidered"])}
             part.results[:] = [changed.get(r.id, r) for r in part.results]
             part.power, part.never_walked = answer["power"], answer["never_walked"]
             advance()
 
-        def power_of() -> dict[str, Any]:
+        def power_of() -> dict[str, Any] | None:
+            if not any(r.outcome in ("PASS", "FAIL", "OPEN") for r in part.results):
+                return None
             passed = [r.id for r in part.results if r.outcome == "PASS"]
             walked = sorted({path for r in part.results for path in r.paths})
             troubled = [plain(r) for r in part.results if r.outcome in ("FAIL", "OPEN")]
             return {"target": part.target, "props": passed, "walked": walked, "troubled": troubled}
 
+        def unproven(why: Lost) -> None:
+            if why.outcome != "BLOCKED":
+                part.power = {"noticed": 0, "tried": 0, "missed": [], "faults": [], "why": cleaned(why.why)}
+            advance()
+
         every = list(found.values())
-        return [*every, Task("power", power_of, proven, lambda why, late: advance(), every, seconds)]
+        return [*every, Task("power", power_of, proven, unproven, every, seconds, part.target, printed)]
+
+
+def _named(loaded: list[Loaded]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the target of every subject, also of those that were not loaded."""
+    for one in loaded:
+        yield from ((cleaned(s["name"]), s["target"]) for s in one.subjects)
+        if one.why is not None:
+            yield _attribute(one.target), one.target
+
+
+def _unloaded(one: Loaded, why: Lost) -> SubjectReport:
+    """Return the report of a target that could not be loaded: one row."""
+    part = SubjectReport(_attribute(one.target), "unknown", one.target, printed=_shown(one.printed))
+    part.results.append(Result(LOADS, "core", why.outcome, cleaned(why.why)))
+    return part
+
+
+def _attribute(target: str) -> str:
+    return target.rpartition(":")[2] or target
+
+
+def _shown(printed: Printed | None) -> dict[str, Any] | None:
+    """Return what was printed as a report has it: words in lines, nothing that a terminal would obey."""
+    return {"size": printed.size, "text": readable(printed.text)} if printed is not None and printed.size else None

@@ -11,7 +11,8 @@ from rich.text import Text
 from tabulate import tabulate
 
 from veriformer.cli.options import DEVICE, SEED
-from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.cli.processes.asking import Lost, Pool, RefusedError, Task, warm_up
+from veriformer.cli.processes.loading import load_all
 from veriformer.cli.speaking import say, screen
 from veriformer.reports.readable import cleaned
 
@@ -32,9 +33,12 @@ def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int
     records: list[dict[str, Any]] = []
     try:
         with Pool(1, settings, 8.0) as pool:
-            plan = pool.ask("plan", targets=targets, only=("numerics.finite",), exclude=(), level="all")
-            for described in plan["subjects"]:
-                pool.run([_task(described, records)])
+            for one in load_all(pool, targets)[0]:
+                if one.why is not None:
+                    head = {"name": one.target, "kind": "unknown", "target": one.target, "declared": {}}
+                    records.append(cleaned({**head, "error": one.why.why, "findings": []}))
+                for described in one.subjects:
+                    pool.run([_task(described, records)])
     except RefusedError as problem:
         if problem.is_usage:
             raise click.UsageError(str(problem)) from None
@@ -55,10 +59,11 @@ def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
     def done(answer: dict[str, Any]) -> None:
         records.append({**head, "declared": cleaned(described["facts"]), **cleaned(answer)})
 
-    def lost(why: str, late: bool) -> None:
-        records.append({**head, "declared": cleaned(described["facts"]), "error": cleaned(why), "findings": []})
+    def lost(why: Lost) -> None:
+        records.append({**head, "declared": cleaned(described["facts"]), "error": cleaned(why.why), "findings": []})
 
-    return Task("identify", lambda: {"target": described["target"]}, done, lost, [], 120.0)
+    target = described["target"]
+    return Task("identify", lambda: {"target": target}, done, lost, [], 120.0, target)
 
 
 def _show(console: Console, record: dict[str, Any]) -> None:

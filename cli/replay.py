@@ -46,7 +46,10 @@ def replay(case: str, target: str | None) -> int:
         record["target"] = target or trusted(record.get("target"), path)
         with Pool(1, record["settings"], 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
-            answer = pool.ask("replay", target=record["target"], prop=record["property"], choices=record["choices"])
+            answer = pool.ask(
+                "replay", home=record["target"],
+                target=record["target"], prop=record["property"], choices=record["choices"],
+            )  # fmt: skip
     except RecordError as problem:
         raise click.UsageError(str(problem)) from None
     except RefusedError as problem:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from veriformer.properties.adapters.homes import Home, home_at, is_home
+from veriformer.properties.adapters.homes import Home, Surroundings, home_at, is_home
 from veriformer.properties.adapters.places import Place
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from veriformer.properties.subject.subject import Subject
 
 
-def load(target: str) -> list[Subject]:
+def load(target: str, base: Path | None = None) -> list[Subject]:
     """Return the subjects that a target names.
 
     Args:
         target: `reference` or `torch` for all shipped subjects of that library, `reference:decoder-rotary` for one,
             `package.module:attribute` or `path/file.py:attribute` for anybody's: a Subject, a factory of one or of
             several (`attribute[2]` for one of them), a module class, or an instance.
+        base: folder that relative paths start from; None for the current one.
 
     Raises:
         TargetError: it names nothing that can be checked.
@@ -35,9 +36,11 @@ def load(target: str) -> list[Subject]:
     if word.kind == LIBRARY:
         return _shipped(word.place, word.attribute)
     all_of_it = replace(word, index=None)
-    folder, place = _stands(word)
+    folder, place = _stands(word, base)
     with home_at(folder).entered(place):
+        surroundings = Surroundings()
         module = _imported(word, home_at(folder), place)
+        surroundings.put_back()
         found = _made(_attribute(module, word.attribute, word.place), str(all_of_it))
     found = [replace(s, name=word.attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
     if len(found) > 1:
@@ -48,26 +51,27 @@ def load(target: str) -> list[Subject]:
 
 
 @contextmanager
-def at_home(target: str) -> Iterator[None]:
+def at_home(target: str, base: Path | None = None) -> Iterator[None]:
     """Run the block as if nothing but this target had been loaded: what its code imports then is its own.
 
     Args:
         target: of a subject; one that was not loaded, or is of a library, needs no home.
+        base: as for `load`.
     """
     try:
         word = Target.parse(target)
-        folder, place = (None, None) if word.kind == LIBRARY else _stands(word)
+        folder, place = (None, None) if word.kind == LIBRARY else _stands(word, base)
     except TargetError:
         folder = None
     with home_at(folder).entered(place) if folder is not None and is_home(folder) else nullcontext():
         yield
 
 
-def _stands(word: Target) -> tuple[Path, Place | None]:
+def _stands(word: Target, base: Path | None) -> tuple[Path, Place | None]:
     """Return the folder that the imports of a target start from, and where its file stands."""
     if word.kind != FILE:
-        return Path.cwd().resolve(), None
-    path = Path(word.place)
+        return (base or Path.cwd()).resolve(), None
+    path = Path(word.place) if base is None else base / word.place
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError:  # a name that is too long
@@ -80,10 +84,17 @@ def _stands(word: Target) -> tuple[Path, Place | None]:
 
 
 def _imported(word: Target, home: Home, place: Place | None) -> ModuleType:
+    from veriformer.properties.bench.guards import is_its_own
+
     try:
         return importlib.import_module(word.place) if place is None else home.load(place)
-    except (Exception, SystemExit) as problem:
-        raise TargetError(f"{word.place!r} cannot be imported: {_blame(problem)}") from problem
+    except BaseException as problem:
+        if not is_its_own(problem):
+            raise
+        missing = isinstance(problem, ModuleNotFoundError) and f"{word.place}.".startswith(f"{problem.name}.")
+        raise TargetError(
+            f"{word.place!r} cannot be imported: {_blame(problem)}", is_usage=missing and place is None
+        ) from problem
 
 
 def _one_of(found: list[Subject], word: Target) -> Subject:
@@ -125,6 +136,8 @@ def _nearest(name: str, known: Any) -> str:
 
 def _blame(problem: BaseException) -> str:
     """Name the error and the line of the user's code that it comes from."""
+    from veriformer.properties.bench.guards import told
+
     if isinstance(problem, SyntaxError):
         where = f" ({Path(problem.filename).name}, line {problem.lineno})" if problem.filename else ""
         return f"SyntaxError: {problem.msg}{where}"
@@ -132,8 +145,7 @@ def _blame(problem: BaseException) -> str:
     ours = str(Path(__file__).parent)
     frames = [f for f in frames if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    line = (str(problem).strip() or "no message").splitlines()[0]
-    return f"{type(problem).__name__}: {line}{where}"
+    return f"{told(problem)}{where}"
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
@@ -177,9 +189,13 @@ def _is_module(thing: Any) -> bool:
 
 
 def _called(factory: Any, target: str) -> Any:
+    from veriformer.properties.bench.guards import is_its_own
+
     try:
         return factory()
-    except Exception as problem:
+    except BaseException as problem:
+        if not is_its_own(problem):
+            raise
         raise TargetError(
             f"{target} is a function that was called to make a subject, and raised {_blame(problem)}; "
             "a factory takes no argument and returns a Subject"

@@ -67,7 +67,7 @@ def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
         "library": (subject.get("target") or "").partition(":")[0],
         "cells": {family: dict(counts) for family, counts in cells.items()},
         "total": dict(total),
-        "power": f"{power['noticed']}/{power['tried']}" if power else "",
+        "power": f"{power['noticed']}/{power['tried']}" if power and power["tried"] else "",
         "seconds": subject.get("seconds"),
         "reach": reach(subject),
         "verdict": _verdict(total),

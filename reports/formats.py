@@ -12,7 +12,7 @@ from veriformer.reports.junit import junit
 from veriformer.reports.records import write_text
 from veriformer.reports.report_page import markdown, page
 
-_CHANGING = {"seconds", "subject_seconds", "environment"}
+_CHANGING = {"seconds", "subject_seconds", "environment", "printed"}
 
 
 def as_json(record: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from typing import Any
 
 _COMMANDS = re.compile(
@@ -19,6 +20,9 @@ _COMMANDS = re.compile(
 _ENDS = re.compile(r"[\t\r\n]")
 _VERBATIM = ("script", "choices")
 """Fields of records that are programs or data, not words: they are cleaned where they are shown."""
+
+_LINES = ("printed",)
+"""Fields of records whose words stand in lines."""
 
 
 def readable(text: str) -> str:
@@ -44,17 +48,24 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def cleaned(record: Any) -> Any:
-    """Return a record with every word of it in one readable line, but for what is no word.
+    """Return a record with every word of it in one readable line, but for what is no word, or stands in lines.
 
     Args:
         record: JSON data of any depth that Python recurses to.
     """
+    return _cleaned(record, one_line)
+
+
+def _cleaned(record: Any, words: Callable[[str], str]) -> Any:
     if isinstance(record, str):
-        return one_line(record)
+        return words(record)
     if isinstance(record, dict):
-        return {cleaned(k): v if k in _VERBATIM else cleaned(v) for k, v in record.items()}
+        return {
+            _cleaned(k, one_line): v if k in _VERBATIM else _cleaned(v, readable if k in _LINES else words)
+            for k, v in record.items()
+        }
     if isinstance(record, list | tuple):
-        return [cleaned(v) for v in record]
+        return [_cleaned(v, words) for v in record]
     return record
 
 

@@ -85,7 +85,7 @@ def _count(subject: Mapping[str, Any], outcome: str) -> int:
 
 def _power(subject: Mapping[str, Any]) -> str:
     power = subject["power"]
-    return f"{power['noticed']}/{power['tried']}" if power else ""
+    return f"{power['noticed']}/{power['tried']}" if power and power["tried"] else (power or {}).get("why", "")
 
 
 def _case(found: Mapping[str, Any]) -> str:

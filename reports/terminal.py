@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from veriformer.reports.reach import sizes
+from veriformer.reports.readable import one_line
 from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
 
 _STYLE = {
@@ -18,6 +19,8 @@ _STYLE = {
     "UNEXPECTED_PASS": "bold yellow", "BLOCKED": "magenta",
     "VACUOUS": "magenta", "ERROR": "bold red", "TIMEOUT": "bold red", "NOT_APPLICABLE": "dim",
 }  # fmt: skip
+_LAST_LINES = 5  # of what a subject printed
+_LOADS = "subject.loads"  # the row of a target that could not be loaded: there is no other
 _WORDS = {outcome: word for outcome, word in WORDS.items() if outcome != "NOT_APPLICABLE"}
 
 
@@ -61,16 +64,19 @@ def print_report(
     for subject in report["subjects"]:
         outcomes = {r["outcome"] for r in subject["results"]}
         troubled = outcomes & {"FAIL", "ERROR", "TIMEOUT", "UNEXPECTED_PASS"}
-        is_part = len(subject["results"]) < planned
+        is_part = len(subject["results"]) < planned and all(r["id"] != _LOADS for r in subject["results"])
         mark, colour = ("✗", "red") if troubled else ("?", "cyan") if "OPEN" in outcomes else ("✓", "green")
         mark, colour = ("-", "yellow") if is_part and mark == "✓" else (mark, colour)
         line = Text(f"{mark} ", style=f"bold {colour}")
         line.append(subject["name"], style="bold").append(f"  {summary(subject, catalogue)}", style="default")
         if is_part:
             line.append(f"; {planned - len(subject['results'])} properties were not judged, the run ended before")
-        if subject["power"]:
+        if subject["power"] and subject["power"]["tried"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
+        if why := (subject["power"] or {}).get("why"):
+            console.print(Text(f"    power not known: {why}", style=_STYLE["ERROR"]))
+        _print_output(console, subject, in_full=bool(troubled) or verbose)
         for declare, asked in questions(subject).items():
             console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))
             console.print(Text(f"          {declare}", style="bold"))
@@ -93,7 +99,8 @@ def print_report(
         _print_never_walked(console, report["subjects"], verbose)
     canaries = report.get("canaries") or {"sent": 0, "caught": 0, "missed": []}
     for missed in canaries["missed"]:
-        console.print(Text(f"VOID: a known-broken model passed: {missed}", style="bold red"))
+        told = missed if canaries.get("lost") else f"a known-broken model passed: {missed}"
+        console.print(Text(f"VOID: {told}", style="bold red"))
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
@@ -104,6 +111,17 @@ def print_report(
 def _some(ids: Sequence[str]) -> str:
     """Return ids in one line, the first ones of many."""
     return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+
+
+def _print_output(console: Console, subject: Mapping[str, Any], *, in_full: bool) -> None:
+    """Print how much the code of a subject printed, and the end of it where something went wrong."""
+    printed = subject.get("printed")
+    if not printed:
+        return
+    lines = printed["text"].splitlines()[-_LAST_LINES:] if in_full else []
+    console.print(Text(f"    printed: {printed['size']} bytes{', the last of them:' * bool(lines)}", style="dim"))
+    for line in lines:
+        console.print(Text(f"      | {one_line(line)[-160:]}", style="dim"))
 
 
 def _ids(asked: Sequence[Mapping[str, Any]]) -> str:

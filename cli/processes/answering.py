@@ -3,98 +3,142 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Sequence
+import os
+import socket
+import warnings
+from collections.abc import MutableSequence, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from veriformer.cli.processes.limits import limit_memory
+from veriformer.cli.processes.nursing import captured, expendable, nursed
+from veriformer.cli.processes.wire import Wire
+from veriformer.properties.adapters.homes import Surroundings
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.adapters.recognising import shipped
 from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
-from veriformer.properties.bench.isolation import is_lost
+from veriformer.properties.bench.guards import told, whose_fault
+from veriformer.properties.bench.isolation import is_lost, kept_flags
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results.clocks import PULSE
 from veriformer.properties.results.reading import result_of
-from veriformer.properties.results.records import plain
+from veriformer.properties.results.records import TIMEOUT, plain
 from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.subject import Subject
 from veriformer.properties.targets import at_home, load
 
+_ASKED_BY_USERS = ("select", "replay")
+"""Questions whose arguments a user wrote: what is wrong with them is told as it is."""
+
 Message = tuple[str, dict[str, Any]]
 
 
-def serve(connection: Connection, settings: dict[str, Any], memory_gib: float) -> None:
-    """Answer requests until the connection closes.
+def serve(
+    end: socket.socket, output: Connection, pulse: MutableSequence[float], settings: dict[str, Any], memory_gib: float
+) -> None:
+    """Answer requests until the connection closes, in a process of its own.
 
     Args:
-        connection: receives `(question, arguments)`, sends `("ok", answer, is_spent)` or `("refused", sentence,
-            is_spent)`; a process that is spent can answer nothing more.
+        end: receives `[number, question, arguments]`, sends `[number, "ok", answer, is_spent, fell]` or `[number,
+            "refused", {"why", "is_usage"}, is_spent, fell]`; a process that is spent can answer nothing more, and in
+            one that fell a call of the subject hung.
+        output: what is written to the descriptors 1 and 2 goes there.
+        pulse: shared numbers in which the asking side sees what is done; see `Pulse`.
         settings: fields of `Settings`, dtypes as names.
         memory_gib: limit of the address space on the CPU; 0 for none.
     """
-    sys.stdout = sys.stderr  # what a subject prints must not mix with a report on standard output
+    nursed(lambda: _serve(end, output, pulse, settings, memory_gib), (end, output))
+
+
+def _serve(
+    end: socket.socket, output: Connection, pulse: MutableSequence[float], settings: dict[str, Any], memory_gib: float
+) -> None:
+    flush = captured(output)
+    expendable()
     torch.set_num_threads(1)
     limit_memory(memory_gib if settings["device"] == "cpu" else 0)
-    answers = Answers(settings)
-    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+    answers, wire, own = Answers(settings), Wire(end), os.getpid()
+    PULSE.share(pulse)
+    with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
         while True:
-            question, arguments = connection.recv()
-            connection.send((*answers.answer(question, arguments), answers.is_spent))
+            number, question, arguments = wire.receive()
+            verdict, answer = answers.answer(question, arguments)
+            flush()
+            if os.getpid() != own:  # a copy that the subject made of its process
+                os._exit(0)
+            fell = PULSE.hangs > 0 and answer.get("result", {}).get("outcome") == TIMEOUT
+            wire.send([number, verdict, answer, answers.is_spent, fell])
 
 
 class Answers:
-    """Subjects that were loaded, and the judge of each."""
+    """One target that was loaded, and the judge of each of its subjects."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         dtypes = tuple(getattr(torch, name) for name in settings.get("dtypes", ()))
-        self.settings = Settings(**{**settings, "dtypes": dtypes})
+        named = tuple(settings.get("named", ()))
+        self.settings = Settings(**{**settings, "dtypes": dtypes, "named": named})
         self._judges: dict[str, Judge] = {}
+        self._base = Path.cwd()
+        self._surroundings = Surroundings()
 
     def answer(self, question: str, arguments: dict[str, Any]) -> Message:
         """Return `("ok", answer)` or `("refused", {"why": sentence})`."""
         try:
-            return "ok", getattr(self, question)(**arguments)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return "ok", getattr(self, question)(**arguments)
         except TargetError as problem:
             return "refused", {"why": str(problem), "is_usage": problem.is_usage}
-        except (KeyError, ValueError) as problem:
-            return "refused", {"why": str(problem.args[0]) if problem.args else str(problem)}
-        except Exception as problem:  # a worker that dies takes the reason with it
-            return "refused", {
-                "why": f"veriformer itself failed: {type(problem).__name__}: {problem} (please report this)"
-            }
+        except BaseException as problem:  # a worker that dies takes the reason with it
+            if question in _ASKED_BY_USERS and isinstance(problem, KeyError | ValueError):
+                return "refused", {"why": str(problem.args[0]) if problem.args else str(problem)}
+            fault = whose_fault(problem)
+            said = f"the subject's code raised {told(problem)} ({fault})" if fault else (
+                f"veriformer itself failed: {told(problem)} (please report this)"
+            )  # fmt: skip
+            return "refused", {"why": said, "is_usage": False}
+        finally:
+            self._surroundings.put_back()
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing more can be judged by this process: an assertion failed on the GPU."""
         return is_lost(torch.device(self.settings.device))
 
-    def plan(self, targets: Sequence[str], only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
-        """Load targets and select properties; both described in plain words."""
+    def select(self, only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
+        """Select properties, described in plain words."""
         if self.settings.device.startswith("cuda") and not torch.cuda.is_available():
             device = self.settings.device
             raise ValueError(
                 f"device was {device!r} and this machine has no CUDA that torch can use; leave --device out"
             )
-        properties = select(only, exclude, level)
-        subjects = [s for target in targets for s in load(target)]
         return {
-            "subjects": [{**_named(s), "plan": self._planned(s, properties)} for s in subjects],
-            "properties": [_described(p) for p in properties],
-            "catalogue": len(catalogue()),
-            "versions": _releases(targets),
+            "properties": [_described(p) for p in select(only, exclude, level)],
+            "catalogue": list(catalogue()),
         }
 
-    def _planned(self, subject: Subject, properties: Sequence[Property]) -> dict[str, Any] | None:
+    def load(self, target: str, props: Sequence[str] = ()) -> dict[str, Any]:
+        """Load a target; its subjects described in plain words, and what is planned for large ones by properties."""
+        subjects = self._loaded(target)
+        return {
+            "subjects": [{**_named(s), "plan": self._planned(s, props)} for s in subjects],
+            "versions": _releases([target]),
+        }
+
+    def _planned(self, subject: Subject, props: Sequence[str]) -> dict[str, Any] | None:
         """Say what is planned for a large instance, and keep its judge: what was loaded and measured is not again."""
+        if not props:
+            return None
         judge = Judge(subject, self.settings)
-        with at_home(subject.target):
-            plan = judge.plan(properties)
+        with at_home(subject.target, self._base):
+            plan = judge.plan([catalogue()[prop] for prop in props])
         if plan is None:
             return None
         self._judges = {subject.target: judge}
@@ -109,12 +153,12 @@ class Answers:
         judge = self._judge(target)
         for prop_id, outcome in known.items():
             judge.learn(prop_id, outcome)
-        with at_home(target):
+        with at_home(target, self._base):
             result = judge.judge(catalogue()[prop])
         return {"result": plain(result), "probed": judge.probed, "verified": sorted(judge.verified)}
 
     def canaries(self, kinds: Sequence[str], props: Sequence[str]) -> dict[str, Any]:
-        """Send known-broken models of these kinds through the engine."""
+        """Send known-broken models of these kinds through the engine; no limit of time but that of the question."""
         return send(kinds, [catalogue()[p] for p in props], self.settings)
 
     def power(
@@ -127,7 +171,7 @@ class Answers:
         """
         judge = self._judge(target)
         results = [result_of(record) for record in troubled]
-        with at_home(target):
+        with at_home(target, self._base):
             return {
                 "reconsidered": plain(judge.reconsider_all(results, [catalogue()[r.id] for r in results])),
                 "power": judge.prove_power([catalogue()[p] for p in props]),
@@ -137,7 +181,7 @@ class Answers:
     def identify(self, target: str) -> dict[str, Any]:
         """Say what a subject is, as far as calling it shows."""
         judge = self._judge(target)
-        with at_home(target):
+        with at_home(target, self._base):
             findings, error = judge.identify()
         return {"findings": plain(findings), "error": error}
 
@@ -146,13 +190,21 @@ class Answers:
         if prop not in catalogue():
             raise ValueError(f"the recorded property {prop!r} is not in this version's catalogue")
         judge = self._judge(target)
-        with at_home(target):
+        with at_home(target, self._base):
             return {"result": plain(judge.replay(catalogue()[prop], choices)), "probed": judge.probed}
 
     def _judge(self, target: str) -> Judge:
         if target not in self._judges:
-            self._judges = {target: Judge(load(target)[0], self.settings)}  # one at a time: models take memory
+            self._judges = {target: Judge(self._loaded(target)[0], self.settings)}  # one at a time: models take memory
         return self._judges[target]
+
+    def _loaded(self, target: str) -> list[Subject]:
+        before = PULSE.begin(0)  # the asking side limits it as a whole
+        try:
+            with kept_flags():
+                return load(target, self._base)
+        finally:
+            PULSE.end(before)
 
 
 def _releases(targets: Sequence[str]) -> dict[str, str]:

@@ -1,31 +1,33 @@
-"""Processes that are asked: one thing at a time, replaced when they crash or hang; see `answering` for their side."""
+"""Tasks for processes that judge: each in one that knows its own subject alone, replaced when it crashes or hangs.
+
+See `worker` for one process, `answering` for its side of the conversation.
+"""
 
 from __future__ import annotations
 
-import signal
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
+from veriformer.cli.processes.printed import Printed
 from veriformer.cli.processes.template import start, template
+from veriformer.cli.processes.wire import NoAnswerError
+from veriformer.cli.processes.worker import ANSWERING, Worker
 
-_START = 120.0  # seconds for a process to import torch on a slow disk
+FALLS = 3
+"""Tasks of one subject that may end or hang their process before the rest is not tried any more."""
 
-
-_ANSWERING = "veriformer.cli.processes.answering"
+_LOOK = 0.1  # seconds between two looks at what the processes are doing
+_FAREWELL = 3.0  # seconds for an idle process to end by itself
 
 
 def warm_up() -> None:
     """Let the template import torch and the catalogue, while this process is still reading its arguments."""
-    start(template(_ANSWERING))
-
-
-def _begin(*arguments: Any) -> None:
-    from veriformer.cli.processes.answering import serve  # imports torch, which the asking side never does
-
-    serve(*arguments)
+    start(template(ANSWERING))
 
 
 class RefusedError(Exception):
@@ -40,122 +42,116 @@ class RefusedError(Exception):
         self.is_usage = is_usage
 
 
-class Worker:
-    """One process that judges."""
+@dataclass(frozen=True)
+class Lost:
+    """Why there is no answer.
 
-    def __init__(self, settings: dict[str, Any], memory_gib: float) -> None:
-        context = template(_ANSWERING)
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_begin, args=(theirs, settings, memory_gib), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.deadline = 0.0
-        self.is_new = True
-        self.is_spent = False
+    Attributes:
+        why: one sentence.
+        outcome: of the row: "ERROR", "TIMEOUT", or "BLOCKED" if it was not asked any more.
+        is_usage: whether the user asked for something that does not exist.
+    """
 
-    def ask(self, question: str, seconds: float, **arguments: Any) -> None:
-        """Send a question that must be answered in time."""
-        self.deadline = time.monotonic() + seconds + (_START if self.is_new else 0)
-        self.is_new = False
-        self.connection.send((question, arguments))
-
-    def answer(self) -> dict[str, Any]:
-        """Receive the answer.
-
-        Raises:
-            RefusedError: the worker says why not.
-            EOFError: the process is gone.
-        """
-        verdict, answer, self.is_spent = self.connection.recv()
-        if verdict == "refused":
-            raise RefusedError(answer["why"], is_usage=answer.get("is_usage", True))
-        return answer
-
-    def stop(self) -> None:
-        """End the process, whatever it is doing."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-    def retire(self) -> None:
-        """Let an idle process end by itself, so that it leaves nothing behind; end it if it does not."""
-        self.connection.close()
-        self.process.join(3)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-    def epitaph(self) -> str:
-        """Say how the process ended."""
-        self.process.join(5)
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"the process was ended by {signal.Signals(-code).name}"
-        return f"the process ended with status {code}"
+    why: str
+    outcome: str = "ERROR"
+    is_usage: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
-    """One question for any worker.
+    """One question.
 
     Attributes:
         question: method of `Answers`.
-        arguments: gives its arguments when it is sent.
-        needs: tasks that must be done first.
+        arguments: gives its arguments when it is sent; None if there is nothing to ask after all.
         done: called with the answer.
-        lost: called with a sentence, and whether time was up, if no answer comes.
+        lost: called if no answer comes.
+        needs: tasks that must be done first.
+        seconds: limit, of those that count.
+        home: target whose process is asked; "" for one that knows no target.
+        told: what its process printed is added there.
+        doing: in words, for what becomes of it: "was judged".
     """
 
     question: str
-    arguments: Callable[[], dict[str, Any]]
+    arguments: Callable[[], dict[str, Any] | None]
     done: Callable[[dict[str, Any]], None]
-    lost: Callable[[str, bool], None]
+    lost: Callable[[Lost], None]
     needs: list[Task] = field(default_factory=list)
     seconds: float = 60.0
+    home: str = ""
+    told: Printed = field(default_factory=Printed)
+    doing: str = "the subject was judged"
     finished: bool = False
 
 
-class Pool:
-    """Several workers that share tasks."""
+class Judges(ABC):
+    """Whoever does tasks.
 
-    def __init__(self, size: int, settings: dict[str, Any], memory_gib: float) -> None:
-        self.size, self.settings, self.memory_gib = size, settings, memory_gib
-        self._idle: list[Worker] = []
-        self._busy: dict[Worker, Task] = {}
+    Attributes:
+        falls: tasks that ended or hung their process, by home.
+    """
 
-    def __enter__(self) -> Pool:
+    def __init__(self) -> None:
+        self.falls: Counter[str] = Counter()
+
+    def __enter__(self) -> Judges:
         return self
 
+    @abstractmethod
     def __exit__(self, *problem: object) -> None:
-        for worker in self._busy:
-            worker.stop()
-        for worker in self._idle:
-            worker.retire()
+        """End what is left."""
 
-    def ask(self, question: str, seconds: float = 300.0, **arguments: Any) -> dict[str, Any]:
+    @abstractmethod
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Do all tasks, each once the tasks that it needs are finished."""
+
+    def ask(self, question: str, seconds: float = 300.0, home: str = "", **arguments: Any) -> dict[str, Any]:
         """Ask one question and wait for the answer.
 
         Raises:
             RefusedError: no answer, with the reason.
         """
-        worker = self._idle.pop() if self._idle else Worker(self.settings, self.memory_gib)
-        worker.ask(question, seconds, **arguments)
-        if not worker.connection.poll(worker.deadline - time.monotonic()):
-            worker.stop()
-            raise RefusedError(f"no answer came within {seconds:g} s: importing the target hangs", is_usage=False)
-        try:
-            answer = worker.answer()
-        except EOFError:
-            raise RefusedError(f"{worker.epitaph()} while the target was loaded", is_usage=False) from None
-        self._release(worker)
-        return answer
+        given: list[dict[str, Any]] = []
+        lost: list[Lost] = []
+        self.run([Task(question, lambda: arguments, given.append, lost.append, seconds=seconds, home=home)])
+        if lost:
+            raise RefusedError(lost[0].why, is_usage=lost[0].is_usage)
+        return given[0]
 
-    def _release(self, worker: Worker) -> None:
-        """Keep a worker for what comes next, or let another take its place."""
-        if worker.is_spent:
+    def _arguments_of(self, task: Task) -> dict[str, Any] | None:
+        """Return what to ask with; None where the task is lost, since it is not asked any more."""
+        if self.falls[task.home] >= FALLS and task.home:
+            self._lose(task, Lost(f"given up: its process ended or hung in {FALLS} rows before this one", "BLOCKED"))
+            return None
+        arguments = task.arguments()
+        if arguments is None:
+            self._lose(task, Lost("there was nothing to ask", "BLOCKED"))
+        return arguments
+
+    def _lose(self, task: Task, lost: Lost) -> None:
+        task.lost(lost)
+        task.finished = True
+
+
+class Pool(Judges):
+    """Several workers that share tasks."""
+
+    def __init__(self, size: int, settings: dict[str, Any], memory_gib: float) -> None:
+        super().__init__()
+        self.size, self.settings, self.memory_gib = size, settings, memory_gib
+        self._idle: list[Worker] = []
+        self._busy: dict[Worker, Task] = {}
+        self._leaving: dict[Worker, float] = {}
+
+    def __exit__(self, *problem: object) -> None:
+        for worker in self._busy:
             worker.stop()
-        else:
-            self._idle.append(worker)
+        for worker in self._idle[:]:
+            self._dismiss(worker)
+        while self._leaving:
+            self._say_farewell()
+            time.sleep(0.005)
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Do all tasks, each once the tasks that it needs are finished."""
@@ -170,26 +166,98 @@ class Pool:
             if task is None:
                 return
             waiting.remove(task)
-            worker = self._idle.pop() if self._idle else Worker(self.settings, self.memory_gib)
-            worker.ask(task.question, task.seconds, **task.arguments())
+            arguments = self._arguments_of(task)
+            if arguments is None:
+                continue
+            worker = self._worker_of(task.home)
+            try:
+                worker.ask(task.question, task.seconds, **arguments)
+            except OSError:  # it ended while nobody asked it anything
+                self._discard(worker)
+                worker = Worker(self.settings, self.memory_gib, task.home)
+                worker.ask(task.question, task.seconds, **arguments)
             self._busy[worker] = task
 
+    def _worker_of(self, home: str) -> Worker:
+        """Return an idle process of this home, or a new one; few of other homes are kept."""
+        for worker in [w for w in self._idle if w.home == home]:
+            self._idle.remove(worker)
+            if worker.is_alive:
+                return worker
+            self._discard(worker)
+        while len(self._idle) > self.size + 1:
+            self._dismiss(next((w for w in self._idle if w.home), self._idle[0]))
+        return Worker(self.settings, self.memory_gib, home)
+
     def _collect(self) -> None:
-        soonest = min(w.deadline for w in self._busy)
-        ready = wait([w.connection for w in self._busy], max(0.0, soonest - time.monotonic()))
-        for worker in [w for w in self._busy if w.connection in ready]:
-            task = self._busy.pop(worker)
-            try:
-                task.done(worker.answer())
-                self._release(worker)
-            except RefusedError as problem:
-                self._release(worker)
-                task.lost(str(problem), False)
-            except (EOFError, ConnectionResetError):
-                task.lost(f"{worker.epitaph()} while the subject was judged", False)
+        self._say_farewell()
+        if not self._busy:
+            return
+        wires = {w.wire.end: w for w in self._busy}
+        outlets = {w.outlet.pipe: w for w in self._busy if w.outlet.is_open}
+        ready = wait([*wires, *outlets], _LOOK)
+        for pipe in [p for p in outlets if p in ready]:
+            outlets[pipe].outlet.drain(outlets[pipe].printed)
+        for end in [e for e in wires if e in ready]:
+            self._hear(wires[end])
+        for worker in list(self._busy):
+            if why := worker.overdue():
+                self._fall(worker, Lost(why, "TIMEOUT"))
+
+    def _hear(self, worker: Worker) -> None:
+        """Take the answer of a process, or note that none will come."""
+        task = self._busy[worker]
+        try:
+            message = worker.take()
+        except EOFError:
+            self._fall(worker, Lost(f"{worker.epitaph()} while {task.doing}"))
+            return
+        except NoAnswerError:
+            self._fall(worker, Lost(f"the process sent what is no answer while {task.doing}"))
+            return
+        if message is None:
+            return
+        del self._busy[worker]
+        task.told += worker.printed
+        worker.printed = Printed()
+        self.falls[worker.home] += worker.has_fallen
+        self._release(worker)
+        verdict, answer = message
+        if verdict == "ok":
+            task.done(answer)
             task.finished = True
-        for worker in [w for w in self._busy if time.monotonic() > w.deadline]:
-            task = self._busy.pop(worker)
+        else:
+            self._lose(task, Lost(str(answer.get("why")), is_usage=bool(answer.get("is_usage", True))))
+
+    def _fall(self, worker: Worker, lost: Lost) -> None:
+        """Note that a task ended or hung its process."""
+        task = self._busy.pop(worker)
+        worker.stop()
+        task.told += worker.printed
+        self.falls[worker.home] += 1
+        words = worker.printed.last_words
+        self._lose(task, Lost(f"{lost.why}; its last words: {words}", lost.outcome) if words else lost)
+
+    def _release(self, worker: Worker) -> None:
+        """Keep a worker for what comes next, or let another take its place."""
+        if worker.is_spent:
             worker.stop()
-            task.lost(f"the subject did not come back within {task.seconds:g} s and was stopped", True)
-            task.finished = True
+        else:
+            self._idle.append(worker)
+
+    def _discard(self, worker: Worker) -> None:
+        """End a process that ended already, and what it left behind."""
+        worker.stop()
+
+    def _dismiss(self, worker: Worker) -> None:
+        self._idle.remove(worker)
+        worker.release()
+        self._leaving[worker] = time.monotonic() + _FAREWELL
+
+    def _say_farewell(self) -> None:
+        """End what does not end by itself."""
+        for worker, until in list(self._leaving.items()):
+            worker.outlet.drain(Printed())
+            if not worker.is_alive or time.monotonic() > until:
+                del self._leaving[worker]
+                worker.stop()

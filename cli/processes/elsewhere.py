@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from veriformer.cli.processes.apart import Call
-from veriformer.cli.processes.asking import RefusedError, Task
-from veriformer.cli.processes.hosting import done_there, leave
+from veriformer.cli.processes.asking import Judges, Lost, Task
+from veriformer.cli.processes.hosting import Question, done_there, leave
 from veriformer.cli.processes.judged_store import release
+from veriformer.cli.processes.printed import Printed
 from veriformer.clusters.attempts import ATTEMPTS, Attempts, is_death
 from veriformer.clusters.opening import Cluster, ClusterError
 
@@ -121,34 +122,15 @@ class Elsewhere:
         return Ended(outcome["answer"], "", beside)
 
 
-class PoolElsewhere:
-    """Workers of a cluster that share tasks; with the face of `asking.Pool`."""
+class PoolElsewhere(Judges):
+    """Workers of a cluster that share tasks; as `asking.Pool`, but that each of them has processes for a subject."""
 
     def __init__(self, there: Elsewhere, settings: dict[str, Any], memory_gib: float) -> None:
+        super().__init__()
         self._there, self._settings, self._memory_gib = there, settings, memory_gib
-
-    def __enter__(self) -> PoolElsewhere:
-        return self
 
     def __exit__(self, *problem: object) -> None:
         self._there.cancel()
-
-    def ask(self, question: str, seconds: float = 300.0, **arguments: Any) -> dict[str, Any]:
-        """Ask one question and wait for the answer.
-
-        Raises:
-            RefusedError: no answer, with the reason.
-            ClusterError: the workers cannot answer at all.
-        """
-        self._there.begin("ask", self._settings, self._memory_gib, question, seconds, arguments)
-        while True:
-            for _, ended in self._there.ended():
-                if ended.answer is None:
-                    raise RefusedError(ended.why, is_usage=False)
-                if "why" in ended.answer:
-                    raise RefusedError(ended.answer["why"] + ended.beside, is_usage=ended.answer["is_usage"])
-                answer: dict[str, Any] = ended.answer["answer"]
-                return answer
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Do all tasks, each once the tasks that it needs are finished.
@@ -159,20 +141,31 @@ class PoolElsewhere:
         waiting, running = list(tasks), dict[int, list[Task]]()
         while waiting or running:
             while len(running) < self._there.width and (job := self._next(waiting)):
-                running[self._begin(job)] = job
+                asked = [(task, arguments) for task in job if (arguments := self._arguments_of(task)) is not None]
+                if asked:
+                    running[self._begin(asked)] = [task for task, _ in asked]
             for key, ended in self._there.ended():
-                for i, task in enumerate(running.pop(key)):
-                    lost: dict[str, Any] = {"why": ended.why, "late": False}
-                    found = lost if ended.answer is None else ended.answer[i]
-                    if "why" in found:
-                        task.lost(found["why"] + ended.beside, found["late"])
-                    else:
-                        task.done(found["answer"])
-                    task.finished = True
+                self._settle(running.pop(key), ended)
 
-    def _begin(self, job: Sequence[Task]) -> int:
-        questions = [(task.question, task.arguments(), task.seconds) for task in job]
-        return self._there.begin("judge", self._settings, self._memory_gib, questions)
+    def _begin(self, asked: Sequence[tuple[Task, dict[str, Any]]]) -> int:
+        home = asked[0][0].home
+        questions = [Question(task.question, arguments, task.seconds, task.doing) for task, arguments in asked]
+        return self._there.begin("judge", self._settings, self._memory_gib, home, self.falls[home], questions)
+
+    def _settle(self, job: Sequence[Task], ended: Ended) -> None:
+        """Give the tasks of a job that has ended what came of them."""
+        if ended.answer is None:
+            for task in job:
+                self._lose(task, Lost(ended.why))
+            return
+        self.falls[job[0].home] += ended.answer["falls"]
+        for task, found in zip(job, ended.answer["found"], strict=True):
+            task.told += Printed(**found["printed"])
+            if (lost := found["lost"]) is not None:
+                self._lose(task, Lost(**{**lost, "why": lost["why"] + ended.beside}))
+                continue
+            task.done(found["answer"])
+            task.finished = True
 
     def _next(self, waiting: list[Task]) -> list[Task]:
         """Take those tasks off the list that make up the next job: of one subject, whose models are built once."""
@@ -180,15 +173,11 @@ class PoolElsewhere:
         if not ready:
             return []
         first = ready[0]
-        alike = [task for task in ready if _subject_of(task) == _subject_of(first)]
+        alike = [task for task in ready if (task.question, task.home) == (first.question, first.home)]
         job = alike[: self._there.share(len(ready), first.seconds)] if first.question == "judge" else [first]
         for task in job:
             waiting.remove(task)
         return job
-
-
-def _subject_of(task: Task) -> object:
-    return task.question, task.arguments().get("target")
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 
 from veriformer.cli.processes.apart import Apart, Call
-from veriformer.cli.processes.asking import Pool, RefusedError, Task
+from veriformer.cli.processes.asking import Lost, Pool, Task
 from veriformer.cli.processes.judged_store import release
 
 _BEGUN = 3  # times a chore is given to a host, when hosts die under it: the system ends what takes its memory
@@ -152,6 +152,15 @@ def _expire(host: _Host) -> None:
     host.close()
 
 
+class Question(NamedTuple):
+    """What a host asks a process of its own: a `Task` of which nothing is to be called."""
+
+    name: str
+    arguments: dict[str, Any]
+    seconds: float
+    doing: str
+
+
 # Called in a host. ---------------------------------------------------------------------------------------------------
 
 
@@ -161,23 +170,30 @@ class Chores:
     def __init__(self) -> None:
         self._pool: Pool | None = None
 
-    def ask(
-        self, settings: dict[str, Any], memory_gib: float, question: str, seconds: float, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Ask one question; return `{"answer": ...}`, or `{"why": sentence, "is_usage": ...}`."""
-        try:
-            return {"answer": self._asked(settings, memory_gib).ask(question, seconds, **arguments)}
-        except RefusedError as problem:
-            return {"why": str(problem), "is_usage": problem.is_usage}
-
     def judge(
-        self, settings: dict[str, Any], memory_gib: float, questions: Sequence[tuple[str, dict[str, Any], float]]
-    ) -> list[dict[str, Any]]:
-        """Ask questions in turn, each with its limit; return `{"answer": ...}` or `{"why", "late"}` of each."""
-        found: list[dict[str, Any]] = [{} for _ in questions]
-        tasks = [_task(*asked, outcome) for asked, outcome in zip(questions, found, strict=True)]
-        self._asked(settings, memory_gib).run(tasks)
-        return found
+        self, settings: dict[str, Any], memory_gib: float, home: str, falls: int, questions: Sequence[Question]
+    ) -> dict[str, Any]:
+        """Ask questions in turn.
+
+        Args:
+            settings: as for `Pool`.
+            memory_gib: as for `Pool`.
+            home: target whose process is asked.
+            falls: times that such processes are known to have ended or hung.
+            questions: in which order.
+
+        Returns:
+            `found`, of each question `answer` or `lost`, and what was `printed`; and how often it fell meanwhile.
+        """
+        if self._pool is None:  # of one run, whose settings are the same
+            self._pool = Pool(1, settings, memory_gib)
+        self._pool.falls[home] = before = max(falls, self._pool.falls[home])
+        found: list[dict[str, Any]] = [{"answer": None, "lost": None} for _ in questions]
+        tasks = [_task(home, question, outcome) for question, outcome in zip(questions, found, strict=True)]
+        self._pool.run(tasks)
+        for task, outcome in zip(tasks, found, strict=True):
+            outcome["printed"] = vars(task.told)
+        return {"found": found, "falls": self._pool.falls[home] - before}
 
     def apart(
         self, label: str, seconds: float, tasks_a_process: int, preload: Sequence[str], calls: Mapping[str, Call]
@@ -191,22 +207,17 @@ class Chores:
         if self._pool is not None:
             self._pool.__exit__()
 
-    def _asked(self, settings: dict[str, Any], memory_gib: float) -> Pool:
-        if self._pool is None:  # of one run, whose settings are the same
-            self._pool = Pool(1, settings, memory_gib)
-        return self._pool
 
-
-def _task(question: str, arguments: dict[str, Any], seconds: float, outcome: dict[str, Any]) -> Task:
+def _task(home: str, question: Question, outcome: dict[str, Any]) -> Task:
     """Return the task that puts into `outcome` what came of a question."""
 
     def done(answer: dict[str, Any]) -> None:
         outcome["answer"] = answer
 
-    def lost(why: str, late: bool) -> None:
-        outcome.update(why=why, late=late)
+    def lost(why: Lost) -> None:
+        outcome["lost"] = vars(why)
 
-    return Task(question, lambda: arguments, done, lost, seconds=seconds)
+    return Task(question.name, lambda: question.arguments, done, lost, [], question.seconds, home, doing=question.doing)
 
 
 def main() -> None:
@@ -243,7 +254,11 @@ def _read(requests: IO[bytes], inbox: SimpleQueue[bytes | None], is_busy: thread
         while True:
             inbox.put(pickle.load(requests))
     if is_busy.is_set():  # the worker was killed, or the run interrupted: what is judged is for nobody
-        for process in multiprocessing.active_children():
+        leaving = multiprocessing.active_children()
+        for process in leaving:
+            process.terminate()  # one that keeps others takes them along
+        for process in leaving:
+            process.join(2)
             process.kill()
         os._exit(1)
     inbox.put(None)

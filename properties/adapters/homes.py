@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +50,8 @@ class Home:
         try:
             yield
         finally:
-            sys.meta_path.remove(finder)
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
             self._inserted = [*(p for p in sys.path if p not in begun), *self._inserted]
             sys.path[:] = path
             self._keep(there)
@@ -101,6 +104,28 @@ class Home:
         place = Path(found.origin) if found is not None and found.origin else self.folder / name
         is_there = found is not None or place.is_dir()  # a package may lack its `__init__.py`
         return is_there and Path(location(module)).resolve() != place.resolve()
+
+
+class Surroundings:
+    """What every import needs, and code that is loaded may take away."""
+
+    def __init__(self) -> None:
+        self._lists = [(owner, name, list(getattr(owner, name))) for owner, name in (
+            (sys, "path"), (sys, "meta_path"), (sys, "path_hooks"))]  # fmt: skip
+        self._modules = dict(sys.modules)
+        self._words = [(owner, dict(vars(owner))) for owner in (builtins, time)]
+
+    def put_back(self) -> None:
+        """Put back what was there and is no more; what was added stays."""
+        for owner, name, before in self._lists:
+            now = getattr(owner, name)
+            if missing := [entry for entry in before if entry not in now]:
+                now += missing
+        if any(sys.modules.get(name) is not module for name, module in self._modules.items()):
+            sys.modules.update(self._modules)
+        for owner, words in self._words:
+            for name in [n for n, word in words.items() if getattr(owner, n, None) is not word]:
+                setattr(owner, name, words[name])
 
 
 def _import_as(name: str, file: Path) -> None:

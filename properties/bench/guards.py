@@ -5,18 +5,34 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter, thread_time  # bound here: what is judged may put something else into the module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.isolation import kept_flags
+from veriformer.properties.results.clocks import PULSE, counted
+
 if sys.platform != "win32":
     import resource
+
+_OURS = ("veriformer.", "hypothesis.")
+_NEUTRAL = ("torch", "numpy", "scipy", "hypothesis", "importlib", "pluggy", "_pytest")
+_TRUSTED = {
+    (owner, name): getattr(owner, name)
+    for owner, names in (
+        (Tensor, "__add__ __sub__ __mul__ __truediv__ __getitem__ abs max all any equal isfinite clone to double"),
+        (torch, "equal isfinite allclose randn randint tensor zeros ones arange cat stack where no_grad"),
+    )
+    for name in names.split()
+}
+"""What every judgement is computed with."""
 
 
 class SubjectError(Exception):
@@ -27,48 +43,83 @@ class NoRoomError(SubjectError):
     """What is to be done takes more memory than there is; says how much, and how much is free."""
 
 
+class WrongOutputError(SubjectError):
+    """The subject came back with what is no tensor of numbers."""
+
+
 class SubjectTimeoutError(BaseException):
     """One call of the subject took longer than the limit. A BaseException, so that no search catches it."""
 
 
 _WAITING = 40.0
-"""Seconds that a busy machine, or a subject that waits, may take beside what is granted."""
+"""Seconds that a subject which waits may take beside what is granted; a busy machine where it tells of no waiting."""
 
 
 class Allowance:
     """An amount of work, in seconds of this thread's processor: a busy machine does not use it up.
 
     Args:
-        seconds: of the processor; by the clock it is spent 40 s later at the latest, for what waits uses none.
+        seconds: of the processor; of seconds that count (see `counted`) 40 more at most, for what waits uses none.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._until = time.thread_time() + seconds
-        self._clock = time.perf_counter() + seconds + _WAITING
+        self._until = thread_time() + seconds
+        self._clock = counted() + seconds + _WAITING
 
     @property
     def is_spent(self) -> bool:
         """Whether it is used up."""
-        return time.thread_time() > self._until or time.perf_counter() > self._clock
+        return thread_time() > self._until or counted() > self._clock
 
 
 def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Any:
-    """Return `function(*args, **kwargs)`.
+    """Return `function(*args, **kwargs)`; torch's global flags are as before afterwards.
 
     Raises:
-        SubjectError: it raised; says what, where it was called and with which shapes.
+        SubjectError: it raised (or asked Python to exit); says what, where it was called and with which shapes.
         SubjectTimeoutError: it took longer than `seconds`.
     """
     try:
-        with _time_limit(seconds), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function(*args, **kwargs)
+        return limited(function, args, kwargs, seconds)
     except (MemoryError, RecursionError) as problem:
         raise SubjectError(f"the subject raised {type(problem).__name__} ({_describe(args, kwargs)})") from problem
-    except Exception as problem:
-        raise SubjectError(
-            f"the subject raised {type(problem).__name__}: {first_line(problem)} ({_describe(args, kwargs)})"
-        ) from problem
+    except BaseException as problem:
+        if not is_its_own(problem):
+            raise
+        raise SubjectError(f"the subject raised {told(problem)} ({_describe(args, kwargs)})") from problem
+
+
+def limited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Any:
+    """Return `function(*args, **kwargs)`, whatever it raises; else as `guarded`.
+
+    Raises:
+        SubjectTimeoutError: it took longer than `seconds`.
+    """
+    before = PULSE.begin(seconds)
+    try:
+        with kept_flags(), _time_limit(seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs)
+    except SubjectTimeoutError:
+        PULSE.hung()
+        raise
+    finally:
+        PULSE.end(before)
+
+
+def is_its_own(problem: BaseException) -> bool:
+    """Whether an exception is one that somebody's code raises, rather than one by which the engine ends a case.
+
+    Ctrl-C is the user's own, except in a process that another one watches: there nobody presses keys.
+    """
+    if isinstance(problem, KeyboardInterrupt):
+        return PULSE.is_watched
+    return isinstance(problem, Exception) or not f"{type(problem).__module__}.".startswith(_OURS)
+
+
+def told(problem: BaseException) -> str:
+    """Return the type of an exception and the first line of what it says."""
+    return f"{type(problem).__name__}: {first_line(problem)}"
 
 
 def insist_on_room(needed: int, device: torch.device, what: str) -> None:
@@ -112,15 +163,40 @@ def _free_on_the_cpu() -> int | None:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of what an exception says, cut to 300 characters.
+    r"""Return the first line of what an exception says, cut to 300 characters, control characters escaped.
 
-    >>> first_line(ValueError(""))
-    'no message'
+    >>> first_line(ValueError("")), first_line(ValueError("\x1b[31m red"))
+    ('no message', '\\x1b[31m red')
     """
-    lines = (str(problem).strip() or "no message").splitlines()
+    try:
+        said = str(problem).strip()
+    except BaseException:  # its own words may raise, too
+        said = ""
+    lines = (said or "no message").splitlines() or ["no message"]
     if "TorchScript interpreter" in lines[0]:  # what was raised stands below the trace
         lines = [line for line in lines if line.startswith("RuntimeError: ")] or lines
-    return lines[0][:300]
+    return printable(lines[0][:300])
+
+
+def printable(text: str) -> str:
+    """Return a text in which what moves a cursor, and half a character, is escaped; tabs and line ends stay."""
+    known = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if (c >= " " and not "\x7f" <= c < "\xa0") or c in "\t\n" else repr(c)[1:-1] for c in known)
+
+
+def whose_fault(problem: BaseException) -> str | None:
+    """Say what of the user's code an exception comes from that was raised in ours; None if it is our own mistake."""
+    ours, libraries = str(Path(__file__).resolve().parents[2]), (sys.prefix, sys.base_prefix)
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        file = str(Path(frame.filename).resolve()) if not frame.filename.startswith("<") else ""
+        parts = Path(file).parts
+        is_library = file.startswith(libraries) and "site-packages" not in parts
+        if file and not file.startswith(ours) and not is_library and not set(parts) & set(_NEUTRAL):
+            return f"{Path(file).name}, line {frame.lineno}"
+    for (owner, name), right in _TRUSTED.items():
+        if getattr(owner, name, None) is not right:
+            return f"it replaced {'torch' if owner is torch else 'torch.Tensor'}.{name}, which judges what it gives"
+    return None
 
 
 def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -129,27 +205,49 @@ def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return "called with " + ", ".join(shapes) if shapes else "called without tensors"
 
 
+_last = [float("-inf"), 0.0]
+_STALE = 0.05  # seconds for which a reading of the clock serves: it is a file, and calls are many
+
+
+def _waiting() -> float:
+    """Return how long this process had waited for others, read a moment ago."""
+    now = perf_counter()
+    if now - _last[0] > _STALE:
+        _last[:] = now, now - counted()
+    return _last[1]
+
+
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise SubjectTimeoutError when the block runs longer; needs the main thread of a Unix process, else no limit.
 
-    A hang inside a C extension is not interrupted by this; the command line runs subjects in processes for that.
+    Only seconds that count do (see `counted`), and what torch imports of itself on the way starts the clock anew. A
+    hang inside a C extension, or where exceptions are swallowed, is not ended by this: on the command line the process
+    that waits for the answer keeps the limit, too.
     """
     if seconds <= 0 or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
+    began, imported = perf_counter() - _waiting(), len(sys.modules)
 
     def stop(signum: int, frame: object) -> None:
+        nonlocal began, imported
+        if len(sys.modules) != imported:
+            began, imported = counted(), len(sys.modules)
+            PULSE.restart()
+        if (left := seconds - (counted() - began)) > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
+            return
         raise SubjectTimeoutError(f"one call of the subject took longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    started = time.perf_counter()
+    started = perf_counter()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if remaining:
-            left = max(remaining - (time.perf_counter() - started), 1e-3)
+            left = max(remaining - (perf_counter() - started), 1e-3)
             signal.setitimer(signal.ITIMER_REAL, left, interval)

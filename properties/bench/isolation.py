@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,39 @@ def is_lost(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _flags() -> tuple[Any, ...]:
+    """Return torch's global flags, as `_put_back` takes them."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        context.device if context is not None else None,
+    )
+
+
+def _put_back(flags: tuple[Any, ...]) -> None:
+    dtype, grad, threads, deterministic, warns_only, device = flags
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
+
+
+@contextmanager
+def kept_flags() -> Iterator[None]:
+    """Put torch's global flags back that somebody's code changes: what follows is computed as it was before."""
+    before = _flags()
+    try:
+        yield
+    finally:
+        if _flags() != before:
+            _put_back(before)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import duplicate
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import GAP, epsilon
 
@@ -71,7 +72,7 @@ def sensitivity(
     with torch.no_grad():
         base = call(module, inputs)
         size = size_of(base)
-        twin = copy.deepcopy(module) if isinstance(module, nn.Module) and not is_ours else module
+        twin = module if is_ours else _twin_of(module)
         worst = 0.0
         with restored(twin) as kept:
             for _ in range(2):
@@ -79,6 +80,14 @@ def sensitivity(
                 moved = [nudged(x, generator, step) if x.is_floating_point() else x for x in inputs]
                 worst = max(worst, worst_difference(call(twin, moved), base, size).error)
     return worst
+
+
+def _twin_of(module: Any) -> Any:
+    """Return a copy of a given model; one that refuses is moved itself, and put back to the bit."""
+    try:
+        return duplicate(module) if isinstance(module, nn.Module) else module
+    except SubjectError:
+        return module
 
 
 def _nudge(kept: list[tuple[nn.Parameter, Tensor]], generator: torch.Generator, step: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.bench.guards import SubjectError, first_line, has_room, insist_on_room
+from veriformer.properties.bench.guards import SubjectError, has_room, insist_on_room, is_its_own, limited, told
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.subject.palette import further, palette
@@ -58,9 +57,10 @@ class ModelPool:
             short, one copy of it in another dtype is kept at a time.
     """
 
-    def __init__(self, subject: Subject, device: torch.device) -> None:
+    def __init__(self, subject: Subject, device: torch.device, call_seconds: float = 0) -> None:
         self.subject = subject
         self.device = device
+        self.call_seconds = call_seconds
         self.configs = palette(subject)
         self.reaching = further(subject)
         self.told: Callable[[Built], None] | None = None
@@ -119,19 +119,19 @@ class ModelPool:
         if subject.module is not None:
             return Built(self._adopted(named, copied), config, named, is_fresh=False)
         assert subject.build is not None
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng(devices=[]):
             reseed(seed)
             try:
-                module = subject.build(config)
-            except Exception as problem:
+                module = limited(subject.build, (config,), {}, self.call_seconds)
+            except BaseException as problem:
+                if not is_its_own(problem):
+                    raise
                 raise SubjectError(
-                    f"build raised {type(problem).__name__}: {first_line(problem)} (for {config}); "
-                    "limit the sizes with domain= or mend build"
+                    f"build raised {told(problem)} (for {config}); limit the sizes with domain= or mend build"
                 ) from problem
         if isinstance(module, nn.Module):
             _refuse_unallocated(module)
-            module = module.to(self.device).to(dtype).eval()
+            module = self._moved(module, dtype)
             if not raw:
                 redraw_weights(module, WEIGHT_SEED)
         return Built(module, config, named, is_fresh=True, is_raw=raw, seed=seed)
@@ -146,7 +146,46 @@ class ModelPool:
             return module
         if self.is_large:
             insist_on_room(parameters_of(module) * dtype.itemsize, self.device, f"a copy in {dtype}")
-        return copy.deepcopy(module).to(self.device).to(dtype).eval()
+        return self._moved(duplicate(module), dtype)
+
+    def _moved(self, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+        try:
+            moved: nn.Module = module.to(self.device).to(dtype).eval()
+        except Exception as problem:
+            raise SubjectError(f"the model cannot be moved to {self.device} and {dtype}: {told(problem)}") from problem
+        return moved
+
+
+def duplicate(module: Any) -> Any:
+    """Return a copy of a model; what in it cannot be copied (a lock, an open file) is shared by both.
+
+    Raises:
+        SubjectError: the model itself refuses to be copied.
+    """
+    memo: dict[int, Any] = {}
+    for _ in range(2):
+        try:
+            return copy.deepcopy(module, dict(memo))
+        except Exception as problem:
+            refusal = problem
+        memo = {id(value): value for value in _uncopyable(module)}
+    raise SubjectError(
+        f"the model refuses to be copied: {told(refusal)}; give build=, which makes as many as are needed"
+    ) from refusal
+
+
+def _uncopyable(module: Any) -> list[Any]:
+    """Return the attributes of a model and its parts that cannot be copied, parts and tensors apart."""
+    found: list[Any] = []
+    for part in module.modules() if isinstance(module, nn.Module) else ():
+        for name, value in vars(part).items():
+            if name.startswith("_") or isinstance(value, nn.Module | torch.Tensor):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:  # of whatever type: it says no
+                found.append(value)
+    return found
 
 
 def parameters_of(module: Any) -> int:

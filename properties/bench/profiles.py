@@ -81,6 +81,7 @@ class Settings:
         dtypes: judge in these alone; empty: float32, and float64 where the subject computes in it.
         call_seconds: limit for one call of the subject; 0 for none.
         named: ids of properties that were asked for by name: costly ones run in every profile.
+        hurries: whether a property stops drawing when its time is over; a canary is judged to the end.
     """
 
     profile: str = "standard"
@@ -89,6 +90,7 @@ class Settings:
     dtypes: tuple[torch.dtype, ...] = ()
     call_seconds: float = 30.0
     named: tuple[str, ...] = ()
+    hurries: bool = True
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -97,4 +99,5 @@ class Settings:
     @property
     def effort(self) -> Profile:
         """The profile itself."""
-        return PROFILES[self.profile]
+        effort = PROFILES[self.profile]
+        return effort if self.hurries else replace(effort, property_seconds=math.inf)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,8 +13,8 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.compiling import compiled as compile_call
 from veriformer.properties.bench.compiling import why_not_compiled
-from veriformer.properties.bench.guards import SubjectError, first_line, guarded
-from veriformer.properties.bench.pool import Built, ModelPool
+from veriformer.properties.bench.guards import SubjectError, WrongOutputError, guarded, limited, told
+from veriformer.properties.bench.pool import Built, ModelPool, duplicate
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.recording import Recording
 from veriformer.properties.bench.tally import Tally
@@ -40,7 +38,7 @@ class Workbench:
         self.subject = subject
         self.settings = settings
         self.device = torch.device(settings.device)
-        self.pool = pool or ModelPool(subject, self.device)
+        self.pool = pool or ModelPool(subject, self.device, settings.call_seconds)
         self.tally = Tally()
         self._recorder: Recording | None = None
         self.measured: dict[tuple[Any, ...], Any] = {}
@@ -85,11 +83,11 @@ class Workbench:
         return self._timed(function, args, kwargs)
 
     def _timed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             output = guarded(function, args, kwargs, self.settings.call_seconds)
         finally:
-            self.tally.subject_seconds += time.perf_counter() - started
+            self.tally.subject_seconds += perf_counter() - started
             self.tally.calls += 1
         self._note_part(function)
         return output
@@ -120,9 +118,14 @@ class Workbench:
             arguments = args
         output = self.call(function, *arguments, **kwargs)
         if not isinstance(output, Tensor):
-            raise SubjectError(
+            raise WrongOutputError(
                 f"forward returned {_a(output)}, where one tensor is required; "
                 "give the subject a forward that picks the tensor to be checked"
+            )
+        if output.layout != torch.strided or output.is_meta:
+            odd = "on device meta, without values" if output.is_meta else str(output.layout).removeprefix("torch.")
+            raise WrongOutputError(
+                f"forward returned a tensor that is {odd}, where one of numbers in memory is required"
             )
         return output
 
@@ -138,7 +141,7 @@ class Workbench:
         device, self.device = self.device, torch.device("cpu")
         module = built.module
         try:
-            yield replace(built, module=copy.deepcopy(module).cpu() if isinstance(module, nn.Module) else module)
+            yield replace(built, module=duplicate(module).cpu() if isinstance(module, nn.Module) else module)
         finally:
             self.device = device
 
@@ -151,12 +154,9 @@ class Workbench:
         assert self.subject.forward is not None
         run = self._compiled.setdefault(id(built.module), compile_call(self.subject.forward, built.module))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                run(*args, **kwargs)
+            limited(run, args, kwargs, 0)
         except Exception as problem:
-            told = f"{type(problem).__name__}: {first_line(problem)}"
-            raise SubjectError(f"compiled, the subject raised {told}") from problem
+            raise SubjectError(f"compiled, the subject raised {told(problem)}") from problem
 
 
 def _a(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import tolerance_of
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -84,7 +83,7 @@ def precision_cause(case: Case, problem: Violation) -> str | None:
         return None
     inputs = ordinary(case.subject, built.config, torch.Generator().manual_seed(1), low)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    wide = Built(copy.deepcopy(built.module), built.config, torch.float64, built.is_fresh)
+    wide = Built(duplicate(built.module), built.config, torch.float64, built.is_fresh)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         wide.module.double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.causes.asking import measured_once
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
@@ -116,7 +115,7 @@ def _remembered(calls: _Calls, path: Path) -> str | None:
 
     def copied() -> Built:
         if calls.case.subject.build is None:
-            return replace(calls.built, module=copy.deepcopy(module))
+            return replace(calls.built, module=duplicate(module))
         return calls.case.bench.pool.fresh(calls.built.config, calls.built.dtype)
 
     fresh = calls(calls.others, path, copied())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError, first_line
 from veriformer.properties.bench.measured import is_deterministic_in_training, mask_axes
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
@@ -138,7 +137,7 @@ class Calling(Drawing):
         if not isinstance(built.module, nn.Module):
             return built
         try:
-            twin = copy.deepcopy(built.module)
+            twin = duplicate(built.module)
         except Exception as problem:
             self.does_not_apply(f"the model refuses to be copied: {type(problem).__name__}: {first_line(problem)}")
         if self.bench.recorder:
@@ -163,6 +162,11 @@ class Calling(Drawing):
             args: tensors, plain values, models, and `Caller`s for what it calls.
         """
         return self.bench.recorder.apply(function, args) if self.bench.recorder else function(*args)
+
+    @property
+    def walks_all_paths(self) -> bool:
+        """Whether it is the first case, or one that is looked at closely."""
+        return not self._turn
 
     @property
     def was_refused(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.embedding_leaf import at_embedding
@@ -81,9 +80,12 @@ class Stream:
         axes = 2 if self.kind == "classifier" else 3
         if output.shape[: len(leading)] != leading or output.ndim != axes:
             wanted = "[B, *]" if axes == 2 else "[B, T, *]"
-            raise SubjectError(
-                f"forward returned shape {list(output.shape)} for an input of B={x.shape[0]}, T={x.shape[1]}; "
-                f"a {self.kind} returns {wanted}"
+            self.case.require(
+                False,
+                f"the output does not have the shape of its kind: {list(output.shape)} for an input of "
+                f"B={x.shape[0]}, T={x.shape[1]}",
+                got=f"{list(output.shape)}",
+                expected=f"{wanted}, which a {self.kind} returns",
             )
         return output
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.guards import SubjectError, WrongOutputError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.localize import where_it_enters
@@ -16,6 +16,7 @@ from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.probes.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
@@ -23,6 +24,7 @@ from veriformer.properties.subject.layouts import LAYOUTS
 from veriformer.properties.subject.paths import Path
 
 _CALLABLE = tuple(kind for kind in KINDS if has_ordinary_inputs(kind))
+_LONGEST = 33  # one past the longest of the small models
 _WITH_TENSORS = tuple(kind for kind in _CALLABLE if kind not in ("positions", "position_bias"))
 
 
@@ -36,7 +38,8 @@ _WITH_TENSORS = tuple(kind for kind in _CALLABLE if kind not in ("positions", "p
 )
 def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     """Unit normal values, values a hundred times larger or smaller, zeros, subnormal numbers and a sequence that
-    repeats one entry are ordinary.
+    repeats one entry are ordinary. So is every length of the small models: what goes wrong at one of them alone (a
+    remainder, a table that ends) is in none of the others.
     """
     built = case.built()
     # float16 ends at 65504: the scores of inputs of 100 are out of its range, whatever the implementation
@@ -50,7 +53,35 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     for path in case.paths(masks=("none",)):
         output = case.call(built, *tensors, *inputs.extras, path=path)
         case.finite(output, "an ordinary input gives NaN or infinity")
+    if case.walks_all_paths and case.subject.kind in SEQUENCES:
+        _every_length(case, built)
     case.witness()
+
+
+def _every_length(case: Case, built: Built) -> None:
+    """Call once at every length. Some lengths may be refused (all that end no block, say), but not one alone."""
+    stream, bits = Stream(case, built), min(torch.finfo(built.dtype).bits, 32)  # many compute in float32 whatever it is
+    longest = min(built.config.max_len, case.subject.fact("max_len", built.config.max_len), _LONGEST)
+    refused: dict[int, str] = {}
+    for length in range(1, longest + 1):
+        try:
+            output = stream(stream.draw(2, length), path=Path(mask="none", mode="no_grad"))
+        except WrongOutputError as problem:
+            case.require(False, f"at length {length} {problem}", got="no tensor", expected="a tensor of numbers")
+            return
+        except SubjectError as problem:
+            refused[length] = str(problem)
+            continue
+        case.require(
+            output.is_complex() or (output.is_floating_point() and torch.finfo(output.dtype).bits >= bits),
+            f"at length {length} the output is of {str(output.dtype).removeprefix('torch.')}",
+            got=str(output.dtype),
+            expected=f"a dtype of {bits} bits or more, as that of the model",
+        )
+        case.finite(output, f"at length {length} an ordinary input gives NaN or infinity")
+    for length, why in refused.items():
+        others = len(refused) > 1 or length in (1, longest)
+        case.require(others, f"at length {length} alone {why}", got="an error", expected="an output")
 
 
 @holds(

@@ -20,7 +20,8 @@ def send(kinds: Iterable[str], properties: Sequence[Property], settings: Setting
     Args:
         kinds: of the subjects of the run.
         properties: of the run.
-        settings: of the run; canaries are judged with its seed, dtypes and device, in profile quick.
+        settings: of the run; canaries are judged with its seed, dtypes and device, in profile quick, and without a
+            limit of time: a slow machine misses none.
 
     Returns:
         `{"sent": n, "caught": k, "missed": [sentences]}`; none is sent for kinds of which the run judges nothing.
@@ -28,7 +29,7 @@ def send(kinds: Iterable[str], properties: Sequence[Property], settings: Setting
     right = shipped("reference")
     by_id = {p.id: p for p in properties}
     wanted = set(kinds)
-    quick = replace(settings, profile="quick")
+    quick = replace(settings, profile="quick", call_seconds=0, hurries=False)
     sent, missed = 0, []
     for canary in CANARIES:
         prop = next((by_id[i] for i in canary.noticed_by if i in by_id), None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, told, whose_fault
 from veriformer.properties.bench.isolation import is_lost, isolated
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
@@ -55,12 +55,12 @@ class Judge:
 
     def judge(self, prop: Property) -> Result:
         """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
-        started = time.perf_counter()
+        started = perf_counter()
         with isolated(self.subject.module):
             result = self._judge(prop) if not self.device_is_lost else outcomes.device_lost(prop)
             if self.device_is_lost and result.outcome != NOT_APPLICABLE:
                 result = outcomes.device_lost(prop, result.reason)
-        result.seconds = time.perf_counter() - started
+        result.seconds = perf_counter() - started
         self._outcomes[prop.id] = result.outcome
         return result
 
@@ -216,7 +216,9 @@ class Judge:
             except (SubjectError, ValueError) as problem:
                 self._preflight = Preflight(error=str(problem))
             except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
-                self._preflight = Preflight(error=f"looking at the subject raised {type(problem).__name__}: {problem}")
+                fault = whose_fault(problem)
+                where = f" ({fault})" if fault else ""
+                self._preflight = Preflight(error=f"looking at the subject raised {told(problem)}{where}")
         return self._preflight
 
     def _open(self) -> None:

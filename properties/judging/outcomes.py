@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, first_line
+from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, told, whose_fault
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.record import counterexample
@@ -137,11 +137,13 @@ def _of_problem(problem: BaseException) -> tuple[str, str]:
         return r.VACUOUS, str(problem)
     if isinstance(problem, SubjectError | ReplayError):
         return r.ERROR, str(problem)
-    told = f"{type(problem).__name__}: {first_line(problem)}"
+    said = told(problem)
     frames = traceback.extract_tb(problem.__traceback__)
     if any("autograd" in Path(frame.filename).parts for frame in frames):  # it is the subject's graph that raised
-        return r.ERROR, f"the subject's backward raised {told}"
-    return r.ERROR, f"the check itself raised {told} (please report this)"
+        return r.ERROR, f"the subject's backward raised {said}"
+    if fault := whose_fault(problem):
+        return r.ERROR, f"the subject's code raised {said} where it was looked at ({fault})"
+    return r.ERROR, f"the check itself raised {said} (please report this)"
 
 
 def _out_of_time(prop: Property, bench: Workbench, before: str = "") -> Result:

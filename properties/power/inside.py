@@ -5,7 +5,6 @@ Nothing of the subject is ever altered: interception lasts as long as a call, an
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from veriformer.properties.bench.pool import duplicate
 from veriformer.properties.power.injection import Forward, Injected
 from veriformer.properties.probes.module_parts import is_norm
 
@@ -248,7 +248,7 @@ def _on_a_copy(forward: Forward, change: Callable[[nn.Module], None], changes: l
     def broken(model: Any, *args: Any, **kwargs: Any) -> Tensor:
         state = (model.training, *(p._version for p in model.parameters())) if isinstance(model, nn.Module) else ()
         if model is not last[0] or state != last[1]:
-            twin = copy.deepcopy(model)
+            twin = duplicate(model)
             change(twin)
             last[:] = [model, state, twin]
         return forward(last[2], *args, **kwargs)

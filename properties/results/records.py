@@ -26,6 +26,9 @@ TIMEOUT = "TIMEOUT"
 OUTCOMES = (PASS, FAIL, OPEN, DEVIATION, UNEXPECTED_PASS, NOT_APPLICABLE, BLOCKED, VACUOUS, ERROR, TIMEOUT)
 """Every outcome; only PASS passes. OPEN is a question: what was seen is a defect, or by design and to be declared."""
 
+LOADS = "subject.loads"
+"""The row of a target that could not be loaded."""
+
 
 @dataclass
 class Counterexample:
@@ -117,14 +120,15 @@ class SubjectReport:
         probed: facts found out rather than declared, in words.
         believed: facts that were declared and that no property of the run could have told from false ones.
         power: `{"noticed": k, "tried": n, "missed": [names], "faults": [...]}`: faults put into this subject, and which
-            property of the run noticed each; None if none was tried.
+            property of the run noticed each; None if none was tried. Where the stage did not come back, with "why".
         never_walked: forms of path that no property walked, each with the reason.
         reach: how far the properties together looked: by the name of a size its smallest and largest value; dtypes.
         unreached: what properties left out and none reached, with the reason; by that sentence their ids.
         claims: sizes that it claims, named as in `reach`.
         plan: of a large instance, what is done with it; empty for any other.
         seconds: spent on it, by all processes together.
-        results: one a property.
+        printed: `{"size", "text"}`: how many bytes its code printed, and the last of them; None if it printed nothing.
+        results: one a property; for what could not be loaded `LOADS` alone.
     """
 
     name: str
@@ -140,6 +144,7 @@ class SubjectReport:
     claims: dict[str, int] = field(default_factory=dict)
     plan: str = ""
     seconds: float = 0.0
+    printed: dict[str, Any] | None = None
     results: list[Result] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:

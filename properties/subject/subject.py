@@ -148,6 +148,8 @@ class Subject:
             called = self.module.forward if hasattr(self.module, "forward") else self.module
         if called is None:
             return frozenset({"attention_mask", "**"})
+        if (schema := getattr(called, "schema", None)) is not None:  # of TorchScript, which has no signature
+            return frozenset(argument.name for argument in schema.arguments)
         try:
             parameters = inspect.signature(called).parameters.values()
         except (TypeError, ValueError):

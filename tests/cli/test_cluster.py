@@ -186,7 +186,7 @@ def test_what_was_known_is_told_where_the_cluster_is_lost(veriformer: Run, monke
 
     call = ("check", "models.py:leaky", "--only", "causality", "--profile", "quick", "--cluster", "here", *PATIENT)
     monkeypatch.setattr("veriformer.cli.check.workers_of", workers_of)
-    with Leaving(jobs=4) as leaving:  # two ask what there is to judge, the third sends canaries
+    with Leaving(jobs=4) as leaving:  # two select and load, the third sends canaries
         done = veriformer(*call, status=130)
     assert "Error: the cluster is gone; what follows is what was known by then" in " ".join(done.stderr.split())
     assert json.loads(done.stdout)["subjects"][0]["results"]
@@ -239,7 +239,11 @@ class Scripted:
 
 
 def asked(outcome: Any) -> dict[str, Any]:
-    return PoolElsewhere(Elsewhere(Scripted(outcome)), {}, 0).ask("plan")
+    return PoolElsewhere(Elsewhere(Scripted(outcome)), {}, 0).ask("select")
+
+
+def answered(**given: Any) -> dict[str, Any]:
+    return {"found": [{"answer": None, "lost": None, "printed": {"kept": b"", "size": 0}, **given}], "falls": 0}
 
 
 def envelope(**given: Any) -> dict[str, Any]:
@@ -249,7 +253,7 @@ def envelope(**given: Any) -> dict[str, Any]:
 def test_a_worker_with_other_versions_is_refused() -> None:
     other = {**elsewhere._own_release(), "torch": "1.0"}
     with pytest.raises(ClusterError, match=r"a worker on node7 has torch 1\.0 \(here .*\); install the same versions"):
-        asked(envelope(answer={"answer": {}}, release=other))
+        asked(envelope(answer=answered(answer={}), release=other))
 
 
 def test_a_failure_of_our_own_there_is_told_as_such() -> None:
@@ -258,7 +262,8 @@ def test_a_failure_of_our_own_there_is_told_as_such() -> None:
 
 
 def test_a_folder_that_workers_do_not_have_is_told_beside_what_is_refused() -> None:
-    refused = envelope(answer={"why": "there is no file 'a.py'", "is_usage": True}, has_folder=False)
+    lost = {"why": "there is no file 'a.py'", "outcome": "ERROR", "is_usage": True}
+    refused = envelope(answer=answered(lost=lost), has_folder=False)
     with pytest.raises(RefusedError, match=r"there is no file 'a\.py' \(the worker on node7 has no folder /.*share it"):
         asked(refused)
 

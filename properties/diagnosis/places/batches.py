@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.bench.measured import judged_dtypes
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.stream import PER_POSITION, SEQUENCES, Stream, sides
@@ -68,7 +67,7 @@ class Batches:
         if not isinstance(self.built.module, nn.Module):
             return None
         made = self.case.bench.pool.fresh(self.built.config, self.built.dtype)
-        return self.with_built(replace(made, module=copy.deepcopy(made.module)))
+        return self.with_built(replace(made, module=duplicate(made.module)))
 
     def draw(self, batch: int, length: int) -> Tensor:
         """Return inputs of a generator of its own, so that the failing case keeps its draws."""

@@ -1,0 +1,161 @@
+"""One process that judges, seen from the one that asks it: what it is asked, whether it still answers, how it ended."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import socket
+import time
+from typing import Any
+
+from veriformer.cli.processes.printed import Outlet, Printed
+from veriformer.cli.processes.template import template
+from veriformer.cli.processes.wire import NoAnswerError, Wire
+from veriformer.properties.results.clocks import CALLED, OURS, SIZE, waited
+
+START = 120.0
+"""Seconds for a process to import torch on a slow disk."""
+
+BETWEEN = 60.0
+"""Seconds that count for veriformer's own work between two calls of a subject: gradients, references, searches."""
+
+ANSWERING = "veriformer.cli.processes.answering"
+
+
+def patience(limit: float) -> float:
+    """Return the seconds after which a call is ended from outside: its process is given time to end it itself."""
+    return 1.5 * limit + 0.2
+
+
+def _begin(*arguments: Any) -> None:
+    from veriformer.cli.processes.answering import serve  # imports torch, which the asking side never does
+
+    serve(*arguments)
+
+
+class Worker:
+    """One process that judges.
+
+    Attributes:
+        home: target whose code it runs; no other is ever loaded there. "" for veriformer's own.
+        printed: by it since the last question.
+        is_spent: it said that it can answer nothing more.
+        has_fallen: a call hung in the question that was answered last.
+    """
+
+    def __init__(self, settings: dict[str, Any], memory_gib: float, home: str = "") -> None:
+        context = template(ANSWERING)
+        ours, theirs = socket.socketpair()
+        pipe, output = context.Pipe(duplex=False)
+        self._pulse = context.RawArray("d", SIZE)
+        self.home = home
+        self.process = context.Process(
+            target=_begin, args=(theirs, output, self._pulse, settings, memory_gib), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        output.close()
+        self.wire, self.outlet = Wire(ours), Outlet(pipe)
+        self.printed = Printed()
+        self.is_spent = self.has_fallen = False
+        self._number = 0
+        self._limit = 0.0
+        self._began = time.monotonic()
+        self._asked = self._changed = 0.0
+        self._serial = -1.0
+        self._waited = 0.0
+        self._stopped_for = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.is_alive()
+
+    def ask(self, question: str, seconds: float, **arguments: Any) -> None:
+        """Send a question that must be answered in time.
+
+        Raises:
+            OSError: the process is gone.
+        """
+        self.outlet.drain(self.printed)
+        self._number += 1
+        self._limit, self.has_fallen = seconds, False
+        self._asked = self._changed = self._clock() if self._pulse[4] else 0.0
+        self._serial = -1.0
+        self.wire.send([self._number, question, arguments])
+
+    def take(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the verdict and the answer to the last question, or None if they did not come yet.
+
+        Raises:
+            EOFError: the process is gone.
+            NoAnswerError: what it sent is no answer.
+        """
+        while (message := self.wire.take()) is not None:
+            match message:
+                case [int(number), str(verdict), dict(answer), bool(is_spent), bool(fell)]:
+                    if number == self._number:
+                        self.is_spent, self.has_fallen = is_spent, fell
+                        self.outlet.drain(self.printed)
+                        return verdict, answer
+                case _:
+                    raise NoAnswerError
+        return None
+
+    def overdue(self) -> str:
+        """Say what took too long, or nothing."""
+        if not self._pulse[4]:
+            late = time.monotonic() - self._began > START
+            return f"its process did not start within {START:g} s" if late else ""
+        now = self._clock()
+        if not self._asked:
+            self._asked = self._changed = now
+        if self._pulse[0] != self._serial:
+            self._serial, self._changed = self._pulse[0], now
+        doing, limit, spent = self._pulse[1], self._pulse[2], now - self._changed
+        if doing == CALLED and spent > patience(limit):
+            return f"one call of the subject took longer than {limit:g} s and did not react; its process was ended"
+        if doing == OURS and self.home and spent > BETWEEN < self._limit:
+            return f"the subject took longer than {BETWEEN:g} s outside of its calls; its process was ended"
+        if now - self._asked > self._limit:
+            return f"the subject did not come back within {self._limit:g} s and was stopped"
+        return ""
+
+    def _clock(self) -> float:
+        """Return a time that stands still while the process waits for others."""
+        self._waited = max(self._waited, waited(int(self._pulse[4])))
+        return time.monotonic() - self._waited
+
+    def stop(self) -> None:
+        """End the process and all that it started, whatever it is doing."""
+        self.process.terminate()
+        self.process.join(2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.outlet.drain(self.printed)
+        self.wire.close()
+        self.outlet.close()
+
+    def release(self) -> None:
+        """Let an idle process end by itself, so that it leaves nothing behind."""
+        self.wire.close()
+
+    def epitaph(self) -> str:
+        """Say how the process ended."""
+        self.process.join(2)
+        code = self.process.exitcode
+        if code is None:
+            return "the process closed its connection"
+        if code < 0:
+            return f"the process was ended by {signal_name(-code)}"
+        return f"the process ended with status {code}"
+
+
+@functools.cache
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

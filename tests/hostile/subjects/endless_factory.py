@@ -1,0 +1,4 @@
+# expect TIMEOUT: importing it took longer than
+def mine():
+    while True:
+        pass

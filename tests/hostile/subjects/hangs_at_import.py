@@ -1,0 +1,3 @@
+# expect TIMEOUT: importing it took longer than
+while True:
+    pass

@@ -1,0 +1,2 @@
+# expect ERROR: cannot be imported: KeyboardInterrupt
+raise KeyboardInterrupt

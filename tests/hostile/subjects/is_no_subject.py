@@ -1,0 +1,2 @@
+# expect ERROR: 'int' is not recognised
+mine = 7

@@ -1,0 +1,14 @@
+# expect ERROR: while the subject was judged
+# expect BLOCKED: given up
+import os
+import signal
+
+from veriformer.properties import Subject
+
+
+def forward(m, x):
+    os.kill(os.getppid(), signal.SIGKILL)
+    return x * 2
+
+
+mine = Subject(kind="layer", forward=forward)

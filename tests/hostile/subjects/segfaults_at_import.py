@@ -1,0 +1,4 @@
+# expect ERROR: the process was ended by SIGSEGV while it was loaded
+import ctypes
+
+ctypes.string_at(0)

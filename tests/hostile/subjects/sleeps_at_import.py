@@ -1,0 +1,4 @@
+# expect TIMEOUT: importing it took longer than
+import time
+
+time.sleep(3600)

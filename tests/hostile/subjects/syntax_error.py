@@ -1,0 +1,2 @@
+# expect ERROR: SyntaxError: '(' was never closed (syntax_error.py, line 2)
+mine = Subject(kind=
