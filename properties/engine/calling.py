@@ -65,7 +65,8 @@ def has_graph(output: Tensor) -> Tensor:
 
 def _sizes_of(subject: Subject, built: Built, args: tuple[Any, ...]) -> dict[str, int | str]:
     """Return what a call reaches: the axes of its first input, the sizes of the model, the dtype."""
-    first = next((x for x in args if isinstance(x, Tensor)), None)
+    given = args[1:] if subject.kind == "encoder_decoder" else args  # lengths are those of the target
+    first = next((x for x in given if isinstance(x, Tensor)), None)
     axes = _AXES.get(subject.kind, ("B", "T") if subject.kind in SEQUENCE_KINDS else ())
     sizes: dict[str, int | str] = {}
     if first is not None and first.ndim >= len(axes):
