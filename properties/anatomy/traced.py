@@ -1,0 +1,166 @@
+"""Every product, sum and lookup of one forward, below whatever torch function it was written with.
+
+Seen at the dispatcher, `F.linear`, `@`, `einsum`, `baddbmm` and a fused attention all come down to a few operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from veriformer.properties.bench.watches import DispatchWatch
+
+_PRODUCTS = {"mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
+"""Products by name, with the number of operands that stand before the two factors."""
+
+_MOST = 4000  # values that are kept: a hundred layers
+
+
+@dataclass
+class Product:
+    """One product of matrices, perhaps many at once.
+
+    Attributes:
+        place: path of the module that computes it; "" for the model itself.
+        left: `[..., n, m]`, a copy.
+        right: `[..., m, p]`.
+        output: `[..., n, p]`, with what `addmm` adds.
+        when: number among all values of the trace.
+    """
+
+    place: str
+    left: Tensor
+    right: Tensor
+    output: Tensor
+    when: int
+
+
+@dataclass
+class Value:
+    """One tensor of floating point numbers that an operation gave.
+
+    Attributes:
+        name: of the operation: `add`, `gelu`, `embedding`.
+        place: path of the module that computes it.
+        output: a copy.
+        when: number among all values of the trace.
+    """
+
+    name: str
+    place: str
+    output: Tensor
+    when: int
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module that maps a tensor to one of the same shape.
+
+    Attributes:
+        place: its path.
+        given: its first tensor, a copy.
+        made: its output, a copy.
+        when: number of values that were made before it ended.
+    """
+
+    place: str
+    given: Tensor
+    made: Tensor
+    when: int
+
+
+@dataclass
+class Traced:
+    """What was seen of one forward, in order.
+
+    Attributes:
+        products: products of matrices.
+        values: all other floating point tensors that are no views, products' outputs among them.
+        calls: modules' calls.
+    """
+
+    products: list[Product] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+
+
+class _Watch(DispatchWatch):
+    """Notes operations, and the module in which each is made."""
+
+    def __init__(self, largest: int) -> None:
+        super().__init__()
+        self.traced = Traced()
+        self.within: list[str] = []
+        self.given: list[Tensor | None] = []
+        self.largest = largest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        skipped = _PRODUCTS.get(name)
+        factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
+        kept = [f.detach() if isinstance(f, nn.Parameter) else f.detach().clone() for f in factors]
+        result = func(*args, **(kwargs or {}))
+        if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # no view
+            for output in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(output, Tensor) and output.is_floating_point() and len(self.traced.values) < _MOST:
+                    self._keep(name, output, kept)
+        return result
+
+    def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
+        if output.numel() > self.largest or output.ndim < 2:
+            return
+        place, when = self.within[-1] if self.within else "", len(self.traced.values)
+        copied = output.detach().clone()
+        self.traced.values.append(Value(name.rstrip("_"), place, copied, when))
+        if len(factors) == 2:
+            self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
+
+
+def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_000) -> Traced:
+    """Return what is computed while a model runs.
+
+    Args:
+        module: the model, hooked meanwhile.
+        run: calls it.
+        largest: entries of the largest tensor that is kept.
+    """
+    watch = _Watch(largest)
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(part: nn.Module, args: tuple[Any, ...]) -> None:
+            given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+            fits = given is not None and given.numel() <= largest
+            watch.within.append(name)
+            watch.given.append(given.detach().clone() if given is not None and fits else None)
+
+        return hook
+
+    def leave(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not watch.within:
+            return
+        place, given = watch.within.pop(), watch.given.pop()
+        if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
+            watch.traced.calls.append(ModuleCall(place, given, output.detach().clone(), len(watch.traced.values)))
+
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                continue
+            stack.enter_context(_removed(part.register_forward_pre_hook(enter(name))))
+            stack.enter_context(_removed(part.register_forward_hook(leave)))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(watch)
+        run()
+    return watch.traced
+
+
+def _removed(handle: Any) -> ExitStack:
+    stack = ExitStack()
+    stack.callback(handle.remove)
+    return stack
