@@ -28,6 +28,7 @@ class Head:
         when: number of that product among the values.
         place: the module that made it.
         start: first channel of the part.
+        step: from one of its channels to the next.
     """
 
     source: Tensor
@@ -35,6 +36,12 @@ class Head:
     when: int
     place: str
     start: int
+    step: int
+
+    @property
+    def channels(self) -> list[int]:
+        """The channels of the product that it is."""
+        return [self.start + n * self.step for n in range(self.source.shape[-1])]
 
 
 @dataclass
@@ -207,11 +214,11 @@ def _source(seen: Traced, part: Tensor, before: int, limit: float) -> Head | Non
         if not _may_be_linear(value.name) or rows % width or rows < width:
             continue
         for tokens in _as_tokens(value.output.double(), batch, length):
-            for start, source in _chunks(tokens, width):
+            for start, step, source in _chunks(tokens, width):
                 size = source.norm(dim=-1).flatten()
                 factor = float((norms * size).sum() / size.square().sum().clamp(min=1e-300))
                 if float((norms - factor * size).abs().max()) <= limit * float(norms.max()):
-                    return Head(source, factor, value.when, value.place, start)
+                    return Head(source, factor, value.when, value.place, start, step)
     return None
 
 
@@ -231,11 +238,12 @@ def _as_tokens(x: Tensor, batch: int, length: int) -> list[Tensor]:
     return []
 
 
-def _chunks(tokens: Tensor, width: int) -> list[tuple[int, Tensor]]:
-    """Return the parts of `[B, T, W]` that may be heads, each with its first channel: side by side, or every n-th."""
+def _chunks(tokens: Tensor, width: int) -> list[tuple[int, int, Tensor]]:
+    """Return the parts of `[B, T, W]` that may be heads: first channel, step to the next, and the part."""
     count = tokens.shape[-1] // width
     found = []
     for step in (n for n in range(1, count + 1) if count % n == 0):
         blocks = tokens.unflatten(-1, (count // step, width, step))
-        found += [(a * width * step + b, blocks[..., a, :, b]) for a in range(count // step) for b in range(step)]
+        places = [(a, b) for a in range(count // step) for b in range(step)]
+        found += [(a * width * step + b, step, blocks[..., a, :, b]) for a, b in places]
     return found

@@ -42,6 +42,8 @@ class Between:
         inner: numbers of a token before the first map.
         outer: numbers of a token behind the second.
         when: number of the second product among the values.
+        first: what the activation is given.
+        other: what the result is multiplied by, where it is gated.
     """
 
     place: str
@@ -51,6 +53,21 @@ class Between:
     inner: int
     outer: int
     when: int
+    first: Source
+    other: Source | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A part of what a linear map gave.
+
+    Attributes:
+        when: number of the value among the values.
+        channels: of it.
+    """
+
+    when: int
+    channels: range
 
 
 def between_linear_maps(seen: Traced, limit: float) -> list[Between]:
@@ -68,11 +85,11 @@ def between_linear_maps(seen: Traced, limit: float) -> list[Between]:
         taken = product.left.double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
         if told := _explained(taken, before, limit):
-            name, is_gated, source = told
-            first = _map_behind(products, seen, source)
+            name, source, other = told
+            first = map_behind(products, seen, source.when)
             if first is not None:
-                inner, outer = first.left.shape[-1], product.output.shape[-1]
-                found.append(Between(product.place, name, is_gated, taken.shape[-1], inner, outer, product.when))
+                sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
+                found.append(Between(product.place, name, other is not None, *sizes, product.when, source, other))
     return found
 
 
@@ -81,39 +98,39 @@ def _is_linear(value: Value, taken: Tensor) -> bool:
     return is_map and value.output.numel() in (taken.numel(), 2 * taken.numel())
 
 
-def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, bool, Value] | None:
-    """Return the activation that gives `taken`, whether it is gated, and what it was given."""
+def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None] | None:
+    """Return the activation that gives `taken`, what it was given, and what it is multiplied by."""
     size = float(taken.abs().amax())
     width = taken.shape[-1]
-    parts: list[tuple[Value, Tensor]] = []
+    parts: list[tuple[Source, Tensor]] = []
     for value in reversed(before):
         output = value.output.double()
         if output.numel() == taken.numel() and output.shape[-1] == width:
-            parts.append((value, output.reshape(taken.shape)))
+            parts.append((Source(value.when, range(width)), output.reshape(taken.shape)))
         elif output.shape[-1] == 2 * width:
-            halves = (*output.chunk(2, -1), output[..., 0::2], output[..., 1::2])
-            parts += [(value, half.reshape(taken.shape)) for half in halves]
-    for value, part in parts:
+            halves = (range(width), range(width, 2 * width), range(0, 2 * width, 2), range(1, 2 * width, 2))
+            parts += [(Source(value.when, half), output[..., list(half)].reshape(taken.shape)) for half in halves]
+    for source, part in parts:
         for name, function in ACTIVATIONS.items():
             if name != "identity" and float((function(part) - taken).abs().amax()) <= limit * size:
-                return name, False, value
-    for value, part in parts:
+                return name, source, None
+    for source, part in parts:
         for name, function in ACTIVATIONS.items():
             made = function(part)
-            for _, factor in parts:
+            for other, factor in parts:
                 if factor is part:
                     continue
                 if float((made * factor - taken).abs().amax()) <= limit * size:
-                    return name, True, value
-    for value, part in parts:
+                    return name, source, other
+    for source, part in parts:
         if float((part - taken).abs().amax()) <= limit * size:
-            return "identity", False, value
+            return "identity", source, None
     return None
 
 
-def _map_behind(products: dict[int, Product], seen: Traced, value: Value) -> Product | None:
+def map_behind(products: dict[int, Product], seen: Traced, value: int) -> Product | None:
     """Return the product that gave a value, or the one before it to which a bias was added."""
-    for when in range(value.when, max(value.when - 3, -1), -1):
-        if when in products and products[when].output.numel() == value.output.numel():
+    for when in range(value, max(value - 3, -1), -1):
+        if when in products and products[when].output.numel() == seen.values[value].output.numel():
             return products[when]
     return None

@@ -20,12 +20,14 @@ class Sum:
         place: path of the module whose map it is.
         stream: by which the stream is multiplied.
         branch: by which what is added is.
-        when: number of the sum among the values.
+        product: number of the map's output among the values.
+        when: number of the sum.
     """
 
     place: str
     stream: float
     branch: float
+    product: int
     when: int
 
 
@@ -72,7 +74,7 @@ def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | N
                 c = ((y - a * x) @ b) / square
                 explains = float((y - a * x - c * b).abs().amax()) <= limit * float(y.abs().amax())
                 if explains and min(abs(float(a)), abs(float(c))) > limit:
-                    return Sum(place, float(a), float(c), total.when)
+                    return Sum(place, float(a), float(c), when, total.when)
     return None
 
 

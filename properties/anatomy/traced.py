@@ -59,6 +59,23 @@ class Value:
 
 
 @dataclass
+class Lookup:
+    """Rows of a table that were looked up.
+
+    Attributes:
+        place: path of the module that does.
+        table: `[V, D]`.
+        rows: their numbers.
+        when: number of the result among the values.
+    """
+
+    place: str
+    table: Tensor
+    rows: Tensor
+    when: int
+
+
+@dataclass
 class ModuleCall:
     """One call of a module that maps a tensor to one of the same shape.
 
@@ -83,18 +100,21 @@ class Traced:
         products: products of matrices.
         values: all other floating point tensors that are no views, products' outputs among them.
         calls: modules' calls.
+        lookups: rows of tables, in order.
     """
 
     products: list[Product] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
 
 
 class _Watch(DispatchWatch):
     """Notes operations, and the module in which each is made."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, kept: set[int]) -> None:
         super().__init__()
+        self.kept = kept
         self.traced = Traced()
         self.within: list[str] = []
         self.given: list[Tensor | None] = []
@@ -104,8 +124,11 @@ class _Watch(DispatchWatch):
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if isinstance(f, nn.Parameter) else f.detach().clone() for f in factors]
+        kept = [f.detach() if storage_of(f) in self.kept else f.detach().clone() for f in factors]
         result = func(*args, **(kwargs or {}))
+        if name == "embedding" and args[0].ndim == 2:
+            place = self.within[-1] if self.within else ""
+            self.traced.lookups.append(Lookup(place, args[0].detach(), args[1].clone(), len(self.traced.values)))
         if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # no view
             for output in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(output, Tensor) and output.is_floating_point() and len(self.traced.values) < _MOST:
@@ -122,6 +145,11 @@ class _Watch(DispatchWatch):
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
 
 
+def storage_of(x: Tensor) -> int:
+    """Return where the numbers of a tensor lie: views of a parameter lie where it does."""
+    return x.untyped_storage().data_ptr()
+
+
 def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_000) -> Traced:
     """Return what is computed while a model runs.
 
@@ -130,7 +158,7 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
         run: calls it.
         largest: entries of the largest tensor that is kept.
     """
-    watch = _Watch(largest)
+    watch = _Watch(largest, {storage_of(p) for p in module.parameters()})  # parameters stay as they are
 
     def enter(name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: tuple[Any, ...]) -> None:

@@ -1,0 +1,131 @@
+"""The twin: a model that is the textbook's, proved so by the reference Transformer with its weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.traced import traced
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.module_parts import is_norm
+from veriformer.properties.twin.carrying import Twin, twin_of
+from veriformer.properties.twin.roles import NumberError, PartedError, roles
+
+
+@holds(
+    "twin.equal",
+    statement="A model that is the textbook's gives what the reference Transformer gives with its weights.",
+    formula="f(x) = f_reference(x; the same configuration, the same weights), with and without padding",
+    source="Vaswani et al. 2017; Radford et al. 2019; Touvron et al. 2023: one model in its usual forms.",
+    kinds=("encoder", "decoder"),
+    level="extended",
+    unless=(
+        needs_module,
+        excludes_fact("window"),
+        excludes_fact("prefix"),
+        excludes_fact("quantised"),
+        excludes_fact("structure", "other"),
+    ),
+    examples_factor=0.1,
+)
+def the_reference_gives_the_same(case: Case) -> None:
+    """The roles of all parameters are told by what flows through them in one forward; the reference is built with them
+    and must give the same outputs for other tokens and lengths and under padding. Where a model is otherwise, this
+    does not apply, and the reason says where the two part; with structure="textbook" declared, that is a failure.
+    """
+    seen = flow(case)
+    with off_the_record(case), torch.no_grad():
+        try:
+            twin = _twin(case, seen)
+            problem = _difference(seen, twin)
+        except PartedError as parting:
+            _parted(case, str(parting), is_number=isinstance(parting, NumberError))
+            return
+    if problem > 1e2 * seen.limit:
+        where = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
+        _parted(case, where, is_number=False)
+        return
+    length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
+    drawn = case.integer("T", 1, length)
+    tokens = _drawn(case, seen, drawn)
+    for real in (None, *_sides(case, tokens)):
+        got = case.call(seen.built, tokens, attention_mask=real)
+        with off_the_record(case), torch.no_grad():
+            expected = _given_by(twin, tokens, real).to(got.device, got.dtype)
+        shown = torch.ones(tokens.shape[:2], dtype=torch.bool) if real is None else real
+        how = "" if real is None else f" under {'right' if bool(real[0, 0]) else 'left'} padding"
+        case.close(
+            got[shown],
+            expected[shown],
+            f"the outputs are not those of the textbook's model with the same weights{how} ({twin.told})",
+            cause=lambda how=how: f"the model parts from the textbook's{how}",  # type: ignore[misc]
+            asks=("structure", "other"),
+        )
+    case.say(f"equal to the textbook's model ({twin.told})")
+    case.witness()
+
+
+def _twin(case: Case, seen: Flow) -> Twin:
+    names = {name for name, part in seen.module.named_modules() if is_norm(part)}
+    kept: dict[str, Tensor] = {}
+
+    def run() -> None:
+        kept["result"] = seen.run().detach()
+
+    trace = traced(seen.module, run)
+    width = seen.built.config.d_model
+    found = roles(seen.module, trace, seen.tokens, width, kept["result"], names, seen.limit)
+    tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
+    base = case.subject.fact("base")
+    return twin_of(found, case.subject.kind, tables, seen.limit, None if base is None else float(base))
+
+
+def _difference(seen: Flow, twin: Twin) -> float:
+    """Return how far the twin is from the model on what it was taken apart on, relative to the size of the outputs."""
+    got = seen.run().double().cpu()
+    expected = _given_by(twin, seen.tokens, None)
+    if got.shape != expected.shape:
+        raise PartedError(f"it gives {list(got.shape)}, where the textbook's gives {list(expected.shape)}")
+    return float((got - expected).abs().amax() / got.abs().amax())
+
+
+def _given_by(twin: Twin, x: Tensor, real: Tensor | None) -> Tensor:
+    """Return what the twin gives for tokens `[B, T]` or embeddings `[B, T, D]`, float64."""
+    mask = None if real is None else real.cpu()
+    if x.is_floating_point():
+        given: Tensor = twin.module(None, mask, embeddings=x.detach().double().cpu())
+        return given
+    given = twin.module(x.cpu(), mask)
+    return given
+
+
+def _drawn(case: Case, seen: Flow, length: int) -> Tensor:
+    if case.subject.takes_tokens:
+        return case.tokens(3, length)
+    return case.normal(3, length, seen.built.config.d_model, dtype=seen.built.dtype)
+
+
+def _parted(case: Case, where: str, *, is_number: bool) -> None:
+    """Say where the model and the textbook's part: a question where all is there, and a number is another one."""
+    if is_number or case.subject.declares.get("structure") == "textbook":
+        case.require(
+            False,
+            f"it is built as the textbook's model, and is not that: {where}",
+            cause=lambda: where,
+            asks=("structure", "other"),
+        )
+    case.does_not_apply(f"no twin: {where}")
+
+
+def _sides(case: Case, tokens: Tensor) -> list[Tensor]:
+    """Return masks of right and left padding, where the subject takes one and supports the side."""
+    if not case.subject.takes_mask("padding") or tokens.shape[1] < 2:
+        return []
+    side = case.subject.fact("padding_side", "right")
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    real[1:, -1] = False
+    return ([real] if side in ("right", "both") else []) + ([real.flip(1)] if side in ("left", "both") else [])

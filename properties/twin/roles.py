@@ -1,0 +1,393 @@
+"""Which of a model's parameters play which role of the textbook's model, told by what flows through them.
+
+Every map is found by the numbers that it takes and gives in one forward, so that names, packing and order do not
+matter; its weights are the very parameters. Where something flows otherwise than in the textbook, there the two part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.anatomy.attention import Attention, Head, attentions
+from veriformer.properties.anatomy.feed_forward import Between, Source, between_linear_maps, map_behind
+from veriformer.properties.anatomy.norms import NormCall, norm_calls, normalised
+from veriformer.properties.anatomy.residual import residual_sums
+from veriformer.properties.anatomy.traced import Product, Traced, storage_of
+
+
+class PartedError(Exception):
+    """The model and the textbook's part; says where and in what."""
+
+
+class NumberError(PartedError):
+    """All is there that the textbook has, and a number is another one."""
+
+
+@dataclass
+class Map:
+    """A linear map.
+
+    Attributes:
+        weight: `[out, in]`.
+        bias: `[out]`; None: it has none.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass
+class NormRole:
+    """A norm with its gain, bias and eps."""
+
+    kind: str
+    gain: Tensor
+    bias: Tensor
+    eps: float
+
+
+@dataclass
+class Sublayers:
+    """One layer.
+
+    Attributes:
+        place: path of its attention.
+        query: `[H K, D]`, head by head, as is `key` with its groups.
+        scale: factor on q k^T.
+        attention: as it was seen.
+        activation: of its feed-forward network, `silu` gated or another.
+        norms: of the attention, and of the feed-forward network.
+        placement: "pre" or "post".
+    """
+
+    place: str
+    query: Map
+    key: Map
+    value: Map
+    output: Map
+    scale: float
+    attention: Attention
+    activation: str
+    up: Map
+    gate: Map | None
+    down: Map
+    norms: tuple[NormRole, NormRole]
+    placement: str
+
+
+@dataclass
+class Roles:
+    """What a model is made of.
+
+    Attributes:
+        embedding: `[V, D]`; None: it is given embeddings.
+        scale: by which its rows are multiplied.
+        added: `[T, D]`: what the positions add.
+        entering: the norm between embeddings and the first layer.
+        layers: in order.
+        closing: the norm behind the last layer.
+        output: the map to the vocabulary; None: hidden states are given.
+    """
+
+    embedding: Tensor | None
+    scale: float
+    added: Tensor
+    entering: NormRole | None = None
+    layers: list[Sublayers] = field(default_factory=list)
+    closing: NormRole | None = None
+    output: Map | None = None
+
+
+@dataclass
+class Look:
+    """One traced forward and what was recognised in it.
+
+    Attributes:
+        module: the model.
+        seen: its trace.
+        tokens: `[B, T]`, or embeddings `[B, T, D]`.
+        width: D: numbers of a token in the stream.
+        result: what it gave.
+        limit: largest relative difference that is rounding.
+        norms: calls of norms.
+    """
+
+    module: nn.Module
+    seen: Traced
+    tokens: Tensor
+    width: int
+    result: Tensor
+    limit: float
+    norms: list[NormCall]
+
+    def __post_init__(self) -> None:
+        self.products = {p.when: p for p in self.seen.products}
+        self.own = {storage_of(p) for p in self.module.parameters()}
+        self.sums = {s.product: s for s in residual_sums(self.seen, self.width, self.limit)}
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
+        if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
+            return False
+        batch, length = self.tokens.shape[:2]
+        a, b = (x.double().reshape(batch * length, -1) for x in (one, other))
+        size = self.limit * float(a.abs().amax())
+        turned = b.unflatten(0, (length, batch)).transpose(0, 1).flatten(0, 1)
+        back = b.unflatten(0, (batch, length)).transpose(0, 1).flatten(0, 1)
+        return any(float((a - c).abs().amax()) <= size for c in (b, turned, back))
+
+    def map_of(self, product: Product, channels: Sequence[int], given: Tensor, what: str) -> Map:
+        """Return the map that some channels of a product's output come from.
+
+        Args:
+            product: the product.
+            channels: of its output.
+            given: what it and perhaps a bias gave, `[..., W]`.
+            what: in words, for what is told where it is no map of the model's own.
+
+        Raises:
+            PartedError: its matrix is no parameter.
+        """
+        matrix = product.right.reshape(product.right.shape[-2:])
+        if storage_of(product.right) not in self.own:
+            raise PartedError(f"{what}: its matrix is no parameter as it is, but made of some")
+        plain = (product.left.double() @ product.right.double()).reshape(-1, matrix.shape[1])
+        rest = given.double().reshape(-1, matrix.shape[1]) - plain
+        if float((rest - rest[:1]).abs().amax()) > self.limit * float(given.abs().amax()):
+            raise PartedError(f"{what}: something else than a bias is added to it")
+        picked = list(channels)
+        bias = rest[0][picked]
+        has_bias = float(rest.abs().amax()) > self.limit * float(given.abs().amax())
+        return Map(matrix.T.double()[picked], bias if has_bias else None)
+
+    def source(self, source: Source, what: str) -> tuple[Product, Map]:
+        """Return the map that a part of a value comes from."""
+        product = map_behind(self.products, self.seen, source.when)
+        if product is None:
+            raise PartedError(f"{what}: it does not come from a linear map")
+        return product, self.map_of(product, source.channels, self.seen.values[source.when].output, what)
+
+
+def roles(
+    module: nn.Module, seen: Traced, tokens: Tensor, width: int, result: Tensor, names: set[str], limit: float
+) -> Roles:
+    """Return what a model is made of, if that is what the textbook's is.
+
+    Args:
+        module: the model.
+        seen: the trace of a forward.
+        tokens: `[B, T]` that it was given, or embeddings `[B, T, D]`.
+        width: D.
+        result: `[B, T, *]` that it gave.
+        names: paths of its norms.
+        limit: largest relative difference that is rounding.
+
+    Raises:
+        PartedError: it is made of something else.
+    """
+    eps = {n: e for n in names if isinstance(e := _eps(module.get_submodule(n)), float)}
+    look = Look(module, seen, tokens, width, result, limit, norm_calls(seen, names, limit, eps))
+    found = attentions(seen, len(tokens), limit)
+    if not found:
+        raise PartedError("no attention could be followed from its scores to its weights")
+    networks = [b for b in between_linear_maps(seen, limit) if (b.inner, b.outer) == (look.width, look.width)]
+    layers = [_layer(look, a, _network_behind(look, networks, found, n)) for n, a in enumerate(found)]
+    first = _entering(look, layers[0], found[0])
+    entering = next((n for n in look.norms if look.same(n.made, first)), None)
+    table, scale, added = _embedding(look, first if entering is None else entering.given)
+    norm = None if entering is None else _norm(look, entering)
+    return Roles(table, scale, added, norm, layers, *_end(look, layers))
+
+
+def _eps(norm: nn.Module) -> float | None:
+    value = getattr(norm, "eps", getattr(norm, "variance_epsilon", None))
+    return float(value) if isinstance(value, float) else None
+
+
+def _network_behind(look: Look, networks: list[Between], found: list[Attention], number: int) -> Between:
+    """Return the feed-forward network between one attention and the next."""
+    end = found[number + 1].when if number + 1 < len(found) else len(look.seen.values)
+    here = [b for b in networks if found[number].when < b.when < end and b.width >= look.width]
+    if len(here) != 1:
+        raise PartedError(
+            f"{found[number].place or 'the model'}: {len(here)} feed-forward networks were recognised behind it, where "
+            "the textbook has one"
+        )
+    return here[0]
+
+
+def _layer(look: Look, attention: Attention, network: Between) -> Sublayers:
+    place = attention.place or "the model"
+    query, into = _heads(look, attention.query_from, f"the queries of {place}")
+    key, _ = _heads(look, _groups(attention.key_from), f"the keys of {place}")
+    value, _ = _heads(look, _groups(attention.value_from), f"the values of {place}")
+    if any(v is None or abs(v.factor - 1) > 1e-6 for v in attention.value_from):
+        raise NumberError(f"the values of {place} are multiplied by something")
+    if not bool((attention.misfit <= 1e2 * look.limit).all()):
+        raise PartedError(f"the weights of {place} are not the softmax of its scores")
+    factors = [s for s in attention.scale if s is not None]
+    if len(factors) < len(attention.query_from) or max(factors) - min(factors) > 1e-5 * max(factors):
+        raise NumberError(f"the heads of {place} do not have one scale")
+    output, out = _projected(look, attention)
+    up_product, up = look.source(network.first, f"the feed-forward network in {network.place}")
+    gate = look.source(network.other, f"the gate in {network.place}")[1] if network.other else None
+    down_product = look.products[network.when]
+    down = look.map_of(
+        down_product, range(look.width), _biased(look, down_product), f"the second map of {network.place}"
+    )
+    norms, placements = [], []
+    for product, taken, what in ((out, into, place), (down_product, up_product.left, network.place)):
+        norm, placement = _norm_around(look, product, taken, what)
+        norms.append(norm)
+        placements.append(placement)
+    if placements[0] != placements[1]:
+        raise PartedError(f"{place} is {placements[0]}-LN, and {network.place} is {placements[1]}-LN")
+    if gate is not None:
+        up, gate = gate, up  # the activation stands on the gate
+    return Sublayers(
+        place, query, key, value, output, factors[0], attention, network.activation, up, gate, down,
+        (norms[0], norms[1]), placements[0],
+    )  # fmt: skip
+
+
+def _groups(heads: list[Head | None]) -> list[Head | None]:
+    """Return the sources of heads, each once."""
+    found: list[Head | None] = []
+    for head in heads:
+        if head is None or not any(h is not None and (h.when, h.start) == (head.when, head.start) for h in found):
+            found.append(head)
+    return found
+
+
+def _heads(look: Look, heads: list[Head | None], what: str) -> tuple[Map, Tensor]:
+    """Return the map of all heads, and what it takes."""
+    weights, biases, taken = [], [], []
+    for head in heads:
+        if head is None:
+            raise PartedError(f"{what} do not come from a linear map alone")
+        product, own = look.source(Source(head.when, head.channels), what)  # type: ignore[arg-type]
+        weights.append(own.weight)
+        biases.append(own.bias if own.bias is not None else torch.zeros(len(own.weight), dtype=torch.float64))
+        taken.append(product.left)
+    bias = torch.cat(biases)
+    return Map(torch.cat(weights), bias if bool(bias.any()) else None), taken[0]
+
+
+def _projected(look: Look, attention: Attention) -> tuple[Map, Product]:
+    """Return the map that takes what the heads gave, one behind another."""
+    heads = attention.weights @ attention.value  # [B, H, T, E]
+    merged = heads.transpose(1, 2).flatten(2)
+    for product in look.seen.products:
+        if product.when > attention.when - 1 and look.same(product.left, merged):
+            what = f"the output projection of {attention.place or 'the model'}"
+            return look.map_of(product, range(product.output.shape[-1]), _biased(look, product), what), product
+    raise PartedError(f"what the heads of {attention.place or 'the model'} give goes into no linear map, head by head")
+
+
+def _biased(look: Look, product: Product) -> Tensor:
+    """Return a product's output with the bias that is added next, where one is."""
+    for value in look.seen.values[product.when + 1 : product.when + 3]:
+        if value.name == "add" and value.output.numel() == product.output.numel():
+            rest = (value.output.double().reshape(product.output.shape) - product.output.double()).flatten(0, -2)
+            if float((rest - rest[:1]).abs().amax()) <= look.limit * float(value.output.abs().amax()):
+                return value.output
+    return product.output
+
+
+def _norm_around(look: Look, product: Product, taken: Tensor, what: str) -> tuple[NormRole, str]:
+    """Return the norm of a sublayer and its place.
+
+    Args:
+        look: the forward.
+        product: the sublayer's last map.
+        taken: what its first map takes.
+        what: the sublayer in words.
+    """
+    total = look.sums.get(product.when)
+    if total is None:
+        raise PartedError(f"what {what} gives is not added to the stream")
+    if max(abs(total.stream - 1), abs(total.branch - 1)) > 1e-5:
+        raise NumberError(
+            f"behind {what} the stream is taken {total.stream:.6g} times and the sublayer {total.branch:.6g} times"
+        )
+    summed = look.seen.values[total.when].output
+    stream = summed.double().reshape(-1) - _biased(look, product).double().reshape(-1)
+    for norm in look.norms:
+        if look.same(norm.made, taken) and look.same(norm.given, stream.reshape(summed.shape)):
+            return _norm(look, norm), "pre"
+    for norm in look.norms:
+        if look.same(norm.given, summed):
+            return _norm(look, norm), "post"
+    raise PartedError(f"no norm stands before {what}, and none behind it")
+
+
+def _norm(look: Look, call: NormCall) -> NormRole:
+    """Return a norm's gain and bias: its own parameters, or 1 more than the gain that it keeps."""
+    if not call.kind:
+        raise PartedError(f"{call.place} is neither LayerNorm nor RMSNorm")
+    width = call.given.shape[-1]
+    x, y = call.given.reshape(-1, width), call.made.reshape(-1, width)
+    plain = normalised(x, call.kind, call.eps)
+    middle = plain - plain.mean(0)
+    gain = (middle * (y - y.mean(0))).sum(0) / middle.square().sum(0).clamp(min=1e-300)
+    bias = (y - gain * plain).mean(0)
+    own = [p.detach().double() for p in look.module.get_submodule(call.place).parameters() if p.shape == (width,)]
+    known = [torch.ones_like(gain), *own, *(1 + p for p in own)]
+    if not any(float((gain - k).abs().amax()) <= 1e2 * look.limit * float(k.abs().amax()) for k in known):
+        raise NumberError(f"the gain of {call.place} is not the parameter that it keeps")
+    return NormRole(call.kind, gain, bias, call.eps)
+
+
+def _entering(look: Look, layer: Sublayers, attention: Attention) -> Tensor:
+    """Return the stream that enters the first layer, `[B, T, D]`."""
+    head = next(h for h in attention.query_from if h is not None)
+    product = map_behind(look.products, look.seen, head.when)
+    assert product is not None
+    if layer.placement == "post":
+        return product.left
+    return next(n.given for n in look.norms if look.same(n.made, product.left))
+
+
+def _embedding(look: Look, first: Tensor) -> tuple[Tensor | None, float, Tensor]:
+    """Return the table, its factor, and what positions add: `first = factor table[tokens] + added[t]`."""
+    batch, length = look.tokens.shape[:2]
+    lookup = next((u for u in look.seen.lookups if _holds(u.rows, look.tokens)), None)
+    if lookup is None and not look.tokens.is_floating_point():
+        raise PartedError("no table is looked up by the tokens")
+    table = None if lookup is None else lookup.table.double()
+    rows = look.tokens.double() if table is None else table[look.tokens]
+    if rows.shape[-1] != look.width:
+        raise PartedError(f"rows of {rows.shape[-1]} numbers are looked up, and the stream has {look.width}")
+    x = first.double().reshape(batch * length, -1)
+    for stream in (x.unflatten(0, (batch, length)), x.unflatten(0, (length, batch)).transpose(0, 1)):
+        moved, given = stream - stream.mean(0), rows - rows.mean(0)
+        factor = float((moved * given).sum() / given.square().sum())
+        added = (stream - factor * rows).mean(0)
+        if float((stream - factor * rows - added).abs().amax()) <= look.limit * float(stream.abs().amax()):
+            return table, factor, added
+    raise PartedError("what enters the first layer is not the tokens' rows and something for each position")
+
+
+def _holds(rows: Tensor, tokens: Tensor) -> bool:
+    return any(rows.shape == t.shape and torch.equal(rows, t) for t in (tokens, tokens.T, tokens.flatten()))
+
+
+def _end(look: Look, layers: list[Sublayers]) -> tuple[NormRole | None, Map | None]:
+    """Return the norm behind the last layer and the map to the vocabulary."""
+    last = look.seen.products[-1]
+    is_output = look.same(_biased(look, last), look.result)
+    output = None
+    taken = look.result
+    if is_output and last.when not in look.sums:
+        output = look.map_of(last, range(last.output.shape[-1]), _biased(look, last), "the map to the vocabulary")
+        taken = last.left
+    if layers[0].placement == "post":
+        return None, output
+    for norm in look.norms:
+        if look.same(norm.made, taken):
+            return _norm(look, norm), output
+    raise PartedError("no norm closes the pre-LN stack")
