@@ -55,7 +55,7 @@ def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | N
     behind = [v for v in later if v.name == "add"]
     for total in behind:
         y = _flat(total.output)
-        biased = [branch]
+        biased = [branch, *turned_rows(branch, total.output)]
         before = [v for v in later if v.when < total.when and v.name == "add"]
         biased += [
             _flat(v.output) for v in before if _is_row_shift(_flat(v.output), branch, total.output.shape[-1], limit)
@@ -76,6 +76,14 @@ def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | N
                 if explains and min(abs(float(a)), abs(float(c))) > limit:
                     return Sum(place, float(a), float(c), when, total.when)
     return None
+
+
+def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
+    """Return what a map gave with samples and positions in the other order, as attention with time first has it."""
+    if total.ndim != 3:
+        return []
+    one, other, width = total.shape
+    return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -118,9 +118,12 @@ class _Watch(DispatchWatch):
         self.traced = Traced()
         self.within: list[str] = []
         self.given: list[Tensor | None] = []
+        self.is_aside = False
         self.largest = largest
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_aside:
+            return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
@@ -134,6 +137,14 @@ class _Watch(DispatchWatch):
                 if isinstance(output, Tensor) and output.is_floating_point() and len(self.traced.values) < _MOST:
                     self._keep(name, output, kept)
         return result
+
+    def copied(self, x: Tensor) -> Tensor:
+        """Return a copy that is no value of the model."""
+        self.is_aside = True
+        try:
+            return x.detach().clone()
+        finally:
+            self.is_aside = False
 
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
         if output.numel() > self.largest or output.ndim < 2:
@@ -164,8 +175,10 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
         def hook(part: nn.Module, args: tuple[Any, ...]) -> None:
             given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
             fits = given is not None and given.numel() <= largest
+            if not name and given is not None and fits:
+                watch.traced.values.append(Value("input", "", watch.copied(given), len(watch.traced.values)))
             watch.within.append(name)
-            watch.given.append(given.detach().clone() if given is not None and fits else None)
+            watch.given.append(watch.copied(given) if given is not None and fits else None)
 
         return hook
 
@@ -174,7 +187,7 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
             return
         place, given = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
-            watch.traced.calls.append(ModuleCall(place, given, output.detach().clone(), len(watch.traced.values)))
+            watch.traced.calls.append(ModuleCall(place, given, watch.copied(output), len(watch.traced.values)))
 
     with ExitStack() as stack:
         for name, part in module.named_modules():

@@ -81,7 +81,7 @@ def _twin(case: Case, seen: Flow) -> Twin:
     found = roles(seen.module, trace, seen.tokens, width, kept["result"], names, seen.limit)
     tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
     base = case.subject.fact("base")
-    return twin_of(found, case.subject.kind, tables, seen.limit, None if base is None else float(base))
+    return twin_of(found, tables, seen.limit, None if base is None else float(base))
 
 
 def _difference(seen: Flow, twin: Twin) -> float:
@@ -97,9 +97,10 @@ def _given_by(twin: Twin, x: Tensor, real: Tensor | None) -> Tensor:
     """Return what the twin gives for tokens `[B, T]` or embeddings `[B, T, D]`, float64."""
     mask = None if real is None else real.cpu()
     if x.is_floating_point():
-        given: Tensor = twin.module(None, mask, embeddings=x.detach().double().cpu())
-        return given
-    given = twin.module(x.cpu(), mask)
+        hidden = twin.module(None, mask, embeddings=x.detach().double().cpu())
+    else:
+        hidden = twin.module(x.cpu(), mask)
+    given: Tensor = twin.head(hidden)
     return given
 
 

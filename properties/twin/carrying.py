@@ -14,12 +14,14 @@ from veriformer.properties.definitions.angles import turned
 from veriformer.properties.twin.roles import Map, NormRole, NumberError, PartedError, Roles
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
-from veriformer.reference.position_bias import alibi_slopes
+from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 from veriformer.reference.positions import sinusoidal
 
 _ACTIVATIONS = {("relu", False): "relu", ("gelu", False): "gelu", ("gelu_tanh", False): "gelu_tanh",
                 ("silu", True): "swiglu"}  # fmt: skip
 _BASES = (10000.0, 1e3, 1e5, 5e5, 1e6)
+_FAR = 128
+"""Distance from which T5 buckets saturate: at short distances any other gives the same buckets."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Twin:
     """A model of the reference that holds another's weights.
 
     Attributes:
-        module: it.
+        module: it, as far as the hidden states.
+        head: what makes its outputs of them.
         config: of it.
         longest: positions that are known; None: any.
     """
 
     module: nn.Module
+    head: nn.Module
     config: Config
     longest: int | None
 
@@ -63,12 +67,11 @@ class Twin:
         )
 
 
-def twin_of(found: Roles, kind: str, tables: list[Tensor], limit: float, base: float | None) -> Twin:
+def twin_of(found: Roles, tables: list[Tensor], limit: float, base: float | None) -> Twin:
     """Build the twin of what a model is made of.
 
     Args:
         found: its parts.
-        kind: "encoder" or "decoder".
         tables: parameters and buffers, where a table of positions may be.
         limit: largest relative difference that is rounding.
         base: of rotary or sinusoidal positions, where one is declared.
@@ -94,13 +97,19 @@ def twin_of(found: Roles, kind: str, tables: list[Tensor], limit: float, base: f
                 raise (NumberError if what == "scale" else PartedError)(
                     f"the {what} of {layer.place} is {one}, that of {first.place} {other}"
                 )
-    _same_masks(found, kind)
+    kind = _architecture(found)
     positions, table, longest = _absolute(found, tables, limit)
     turning = None if positions not in ("none",) else _turning(found, limit, base)
     if turning is not None:
         positions = "rotary"
-    elif _is_biased(found, limit):
-        positions = _alibi(found, limit, positions)
+    bias = None
+    if turning is None and _is_biased(found, limit):
+        if positions != "none":
+            raise PartedError(f"positions enter twice: {positions}, and in the scores")
+        bias = _t5_table(found, tables, limit, kind)
+        positions = "alibi" if bias is None else "t5"
+        if bias is None:
+            _require_alibi(found, limit)
     scale = found.scale
     if min(abs(scale - 1), abs(scale / width**0.5 - 1)) > 1e-5:
         raise NumberError(f"embeddings are multiplied by {scale:.6g}, neither by 1 nor by sqrt(d_model)")
@@ -108,23 +117,32 @@ def twin_of(found: Roles, kind: str, tables: list[Tensor], limit: float, base: f
         architecture=kind, vocab_size=1 if found.embedding is None else len(found.embedding), d_model=width,
         num_heads=heads, d_head=d_head, embedding_norm=found.entering is not None,
         num_key_value_heads=len(first.key.weight) // d_head, d_ff=len(first.up.weight), num_layers=len(found.layers),
+        num_buckets=32 if bias is None else len(bias), max_distance=_FAR,
         max_len=len(table) if table is not None else 8, positions=positions, norm=first.norms[0].kind,
         norm_placement=first.placement, activation=activation, embedding_scale=abs(scale - 1) > 1e-5,
         attention_scale=first.scale,
-        tied=found.output is not None and found.embedding is not None
+        tied=kind == "decoder" and found.output is not None and found.embedding is not None
         and torch.equal(found.output.weight, found.embedding),
     )  # fmt: skip
     module = build(config).double().eval()
-    _fill(module, found, turning, table)
-    return Twin(module, config, longest)
+    head = _fill(module, found, turning, table)
+    if bias is not None:
+        stack: Any = module.stack
+        with torch.no_grad():
+            stack.layers[0].attention.position_bias.table.weight.copy_(bias)  # one serves all layers
+    return Twin(module, head, config, longest if bias is None else _FAR // 4)
 
 
-def _same_masks(found: Roles, kind: str) -> None:
+def _architecture(found: Roles) -> str:
+    """Return "decoder" where every layer has the causal mask, "encoder" where none has any."""
+    first = found.layers[0].attention.hidden
+    kind = "decoder" if bool(first.any()) else "encoder"
     for layer in found.layers:
         hidden = layer.attention.hidden
         wanted = torch.ones_like(hidden).triu(1) if kind == "decoder" else torch.zeros_like(hidden)
         if not torch.equal(hidden, wanted):
             raise PartedError(f"the mask of {layer.place} is not that of a textbook's {kind}")
+    return kind
 
 
 def _absolute(found: Roles, tables: list[Tensor], limit: float) -> tuple[str, Tensor | None, int | None]:
@@ -181,25 +199,43 @@ def _is_biased(found: Roles, limit: float) -> bool:
     return any(float(layer.attention.bias.abs().amax()) > 1e3 * limit for layer in found.layers)
 
 
-def _alibi(found: Roles, limit: float, positions: str) -> str:
-    """Return "alibi" where that is what every layer adds to its scores."""
+def _t5_table(found: Roles, tables: list[Tensor], limit: float, kind: str) -> Tensor | None:
+    """Return the table `[buckets, H]` of which every layer's bias is made; None where there is none."""
+    heads, length, _ = found.layers[0].attention.bias.shape
+    at = torch.arange(length)
+    for table in tables:
+        if table.ndim != 2 or table.shape[1] != heads or not 4 <= table.shape[0] <= 256:
+            continue
+        bucket = t5_bucket(
+            at[None, :] - at[:, None], bidirectional=kind == "encoder", num_buckets=len(table), max_distance=_FAR
+        )
+        bias = table.detach().double()[bucket].permute(2, 0, 1)
+        if all(_bias_error(layer.attention, bias) <= 1e3 * limit for layer in found.layers):
+            return table.detach().double()
+    return None
+
+
+def _bias_error(attention: Attention, bias: Tensor) -> float:
+    """Return how far what is added to the scores is from a bias `[H, T, T]`, up to a constant a row."""
+    seen = ~attention.hidden
+    middle = torch.where(seen, bias, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+    return float(torch.where(seen, bias - middle - attention.bias, 0.0).abs().amax())
+
+
+def _require_alibi(found: Roles, limit: float) -> None:
+    """Require that every layer adds the bias of ALiBi to its scores."""
     for layer in found.layers:
         heads, length, _ = layer.attention.bias.shape
         at = torch.arange(length, dtype=torch.float64)
         distance = (at[:, None] - at[None, :]).abs()
         bias = -torch.tensor(alibi_slopes(heads), dtype=torch.float64)[:, None, None] * distance
-        seen = ~layer.attention.hidden
-        middle = torch.where(seen, bias, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-        if float(torch.where(seen, bias - middle - layer.attention.bias, 0.0).abs().amax()) > 1e3 * limit:
-            raise PartedError(f"{layer.place} adds to its scores what is not ALiBi")
-    if positions != "none":
-        raise PartedError(f"positions enter twice: {positions}, and as ALiBi")
-    return "alibi"
+        if _bias_error(layer.attention, bias) > 1e3 * limit:
+            raise PartedError(f"{layer.place} adds to its scores what is neither ALiBi nor a T5 bias")
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, found: Roles, turning: Turning | None, table: Tensor | None) -> None:
-    """Put the weights where they belong."""
+def _fill(module: nn.Module, found: Roles, turning: Turning | None, table: Tensor | None) -> nn.Module:
+    """Put the weights where they belong; return the map to the outputs."""
     embedding: Any = module.embedding
     stack: Any = module.stack
     if found.embedding is not None:
@@ -230,10 +266,12 @@ def _fill(module: nn.Module, found: Roles, turning: Turning | None, table: Tenso
             _put_norm(around.norm_in if own.placement == "pre" else around.norm_out, norm)
     if found.closing is not None:
         _put_norm(stack.final_norm, found.closing)
-    if found.output is not None:
-        width, vocabulary = found.output.weight.shape[1], len(found.output.weight)
-        module.output = nn.Linear(width, vocabulary, bias=True, dtype=torch.float64)
-        _put(module.output, found.output)
+    module.output = nn.Identity()
+    if found.output is None:
+        return nn.Identity()
+    head = nn.Linear(found.output.weight.shape[1], len(found.output.weight), dtype=torch.float64)
+    _put(head, found.output)
+    return head
 
 
 def _order(width: int, turning: Turning | None) -> list[int] | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from veriformer.properties.anatomy.attention import Attention, Head, attentions
 from veriformer.properties.anatomy.feed_forward import Between, Source, between_linear_maps, map_behind
 from veriformer.properties.anatomy.norms import NormCall, norm_calls, normalised
-from veriformer.properties.anatomy.residual import residual_sums
+from veriformer.properties.anatomy.residual import residual_sums, turned_rows
 from veriformer.properties.anatomy.traced import Product, Traced, storage_of
 
 
@@ -315,9 +315,10 @@ def _norm_around(look: Look, product: Product, taken: Tensor, what: str) -> tupl
             f"behind {what} the stream is taken {total.stream:.6g} times and the sublayer {total.branch:.6g} times"
         )
     summed = look.seen.values[total.when].output
-    stream = summed.double().reshape(-1) - _biased(look, product).double().reshape(-1)
+    branch = _biased(look, product).double().reshape(-1)
+    streams = [(summed.double().reshape(-1) - b).reshape(summed.shape) for b in (branch, *turned_rows(branch, summed))]
     for norm in look.norms:
-        if look.same(norm.made, taken) and look.same(norm.given, stream.reshape(summed.shape)):
+        if look.same(norm.made, taken) and any(look.same(norm.given, stream) for stream in streams):
             return _norm(look, norm), "pre"
     for norm in look.norms:
         if look.same(norm.given, summed):
