@@ -89,14 +89,13 @@ def twin_of(found: Roles, tables: list[Tensor], limit: float, base: float | None
             f"the activation is {first.activation}{', gated' if first.gate else ''}, which is no reference's"
         )
     for layer in found.layers[1:]:
-        for what, one, other in (
-            ("place of norms", layer.placement, first.placement), ("activation", layer.activation, first.activation),
-            ("scale", round(layer.scale, 9), round(first.scale, 9)),
-        ):  # fmt: skip
-            if one != other:
-                raise (NumberError if what == "scale" else PartedError)(
-                    f"the {what} of {layer.place} is {one}, that of {first.place} {other}"
-                )
+        if (layer.placement, layer.activation) != (first.placement, first.activation):
+            told = [f"{x.place} is {x.placement}-LN with {x.activation}" for x in (layer, first)]
+            raise PartedError(f"its layers are built in two ways: {told[0]}, {told[1]}")
+        if abs(layer.scale / first.scale - 1) > 1e-5:
+            raise NumberError(
+                f"the scale of {layer.place} is {layer.scale:.6g}, that of {first.place} {first.scale:.6g}"
+            )
     kind = _architecture(found)
     positions, table, longest = _absolute(found, tables, limit)
     turning = None if positions not in ("none",) else _turning(found, limit, base)

@@ -152,6 +152,8 @@ class Look:
         Raises:
             PartedError: its matrix is no parameter.
         """
+        if product.right.shape[:-2].numel() > 1 or given.numel() != product.output.numel():
+            raise PartedError(f"{what}: it is made by many matrices at once, or is a part of what a map gives")
         matrix = product.right.reshape(product.right.shape[-2:])
         if storage_of(product.right) not in self.own:
             raise PartedError(f"{what}: its matrix is no parameter as it is, but made of some")
