@@ -107,7 +107,7 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
         output = value.output.double()
         if output.numel() == taken.numel() and output.shape[-1] == width:
             parts.append((Source(value.when, range(width)), output.reshape(taken.shape)))
-        elif output.shape[-1] == 2 * width:
+        elif output.shape[-1] == 2 * width and output.numel() == 2 * taken.numel():
             halves = (range(width), range(width, 2 * width), range(0, 2 * width, 2), range(1, 2 * width, 2))
             parts += [(Source(value.when, half), output[..., list(half)].reshape(taken.shape)) for half in halves]
     for source, part in parts:

@@ -131,7 +131,11 @@ class Look:
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
-        if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
+        if (
+            one.numel() != other.numel()
+            or one.shape[-1] != other.shape[-1]
+            or one.numel() % self.tokens.shape[:2].numel()
+        ):
             return False
         batch, length = self.tokens.shape[:2]
         a, b = (x.double().reshape(batch * length, -1) for x in (one, other))
