@@ -61,6 +61,8 @@ def print_report(
         if subject["power"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
+        if told := twin(subject):
+            console.print(Text(f"    = {told}", style="bold green"))
         for declare, asked in questions(subject).items():
             console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))
             console.print(Text(f"          {declare}", style="bold"))
@@ -85,6 +87,16 @@ def print_report(
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
     console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
                        f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+
+
+def twin(subject: Mapping[str, Any]) -> str:
+    """Return that a subject is the textbook's model, with its configuration; empty where that was not proved.
+
+    >>> twin({"results": [{"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model"}]})
+    "equal to the textbook's model"
+    """
+    proved = (r for r in subject["results"] if r["id"] == "twin.equal" and r["outcome"] == "PASS")
+    return str(next(proved, {"reason": ""})["reason"])
 
 
 def reach(subject: Mapping[str, Any]) -> str:

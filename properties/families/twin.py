@@ -13,7 +13,8 @@ from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.module_parts import is_norm
 from veriformer.properties.twin.carrying import Twin, twin_of
-from veriformer.properties.twin.roles import NumberError, PartedError, roles
+from veriformer.properties.twin.parts import NumberError, PartedError
+from veriformer.properties.twin.roles import roles
 
 
 @holds(
@@ -41,12 +42,12 @@ def the_reference_gives_the_same(case: Case) -> None:
         try:
             twin = _twin(case, seen)
             problem = _difference(seen, twin)
+            told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
             _parted(case, str(parting), is_number=isinstance(parting, NumberError))
             return
     if problem > 1e2 * seen.limit:
-        where = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
-        _parted(case, where, is_number=False)
+        _parted(case, told, is_number=False)
         return
     length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
     drawn = case.integer("T", 1, length)
@@ -90,7 +91,11 @@ def _difference(seen: Flow, twin: Twin) -> float:
     expected = _given_by(twin, seen.tokens, None)
     if got.shape != expected.shape:
         raise PartedError(f"it gives {list(got.shape)}, where the textbook's gives {list(expected.shape)}")
-    return float((got - expected).abs().amax() / got.abs().amax())
+    factor = float((got * expected).sum() / expected.square().sum())
+    size = float(got.abs().amax())
+    if abs(factor - 1) > 1e2 * seen.limit and float((got - factor * expected).abs().amax()) <= 1e2 * seen.limit * size:
+        raise NumberError(f"the outputs are {factor:.6g} times those of the textbook's model")
+    return float((got - expected).abs().amax() / size)
 
 
 def _given_by(twin: Twin, x: Tensor, real: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.definitions.angles import turned
-from veriformer.properties.twin.roles import Map, NormRole, NumberError, PartedError, Roles
+from veriformer.properties.twin.parts import Map, NormRole, NumberError, PartedError, Roles
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
