@@ -32,7 +32,7 @@ class Flow:
         limit: largest relative difference that is rounding.
         length: positions of its sequence.
         other: positions of its other sequence; 0 if it has one.
-        tokens: what it is called on, `[B, T]` or `[B, T, D]`.
+        sequences: what it is called on, `[B, T]` or `[B, T, D]`; of two the source first.
     """
 
     built: Built
@@ -40,7 +40,12 @@ class Flow:
     limit: float
     length: int
     other: int
-    tokens: Tensor
+    sequences: tuple[Tensor, ...]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The sequence whose positions outputs belong to."""
+        return self.sequences[-1]
 
     @property
     def module(self) -> nn.Module:
@@ -68,7 +73,7 @@ def flow(case: Case) -> Flow:
         case.does_not_apply(f"it takes {longest} positions, and {OTHER} are needed to tell parts by their numbers")
     tokens = _drawn(case, built, LENGTH)
     inputs = (_drawn(case, built, OTHER), tokens) if two else (tokens,)
-    return Flow(built, case.caller(built, *inputs), _LIMITS[built.dtype], LENGTH, OTHER if two else 0, tokens)
+    return Flow(built, case.caller(built, *inputs), _LIMITS[built.dtype], LENGTH, OTHER if two else 0, inputs)
 
 
 def _drawn(case: Case, built: Built, length: int) -> Tensor:

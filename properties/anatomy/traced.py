@@ -172,13 +172,13 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
     watch = _Watch(largest, {storage_of(p) for p in module.parameters()})  # parameters stay as they are
 
     def enter(name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, args: tuple[Any, ...]) -> None:
-            given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
-            fits = given is not None and given.numel() <= largest
-            if not name and given is not None and fits:
-                watch.traced.values.append(Value("input", "", watch.copied(given), len(watch.traced.values)))
+        def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+            kept = [watch.copied(a) for a in tensors if a.numel() <= largest][: 1 if name else None]
+            for given in () if name else kept:
+                watch.traced.values.append(Value("input", "", given, len(watch.traced.values)))
             watch.within.append(name)
-            watch.given.append(watch.copied(given) if given is not None and fits else None)
+            watch.given.append(kept[0] if kept else None)
 
         return hook
 
@@ -193,7 +193,7 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
         for name, part in module.named_modules():
             if isinstance(part, torch.jit.ScriptModule):
                 continue
-            stack.enter_context(_removed(part.register_forward_pre_hook(enter(name))))
+            stack.enter_context(_removed(part.register_forward_pre_hook(enter(name), with_kwargs=True)))
             stack.enter_context(_removed(part.register_forward_hook(leave)))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(watch)

@@ -22,7 +22,7 @@ from veriformer.properties.twin.roles import roles
     statement="A model that is the textbook's gives what the reference Transformer gives with its weights.",
     formula="f(x) = f_reference(x; the same configuration, the same weights), with and without padding",
     source="Vaswani et al. 2017; Radford et al. 2019; Touvron et al. 2023: one model in its usual forms.",
-    kinds=("encoder", "decoder"),
+    kinds=("encoder", "decoder", "encoder_decoder"),
     level="extended",
     unless=(
         needs_module,
@@ -50,14 +50,13 @@ def the_reference_gives_the_same(case: Case) -> None:
         _parted(case, told, is_number=False)
         return
     length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
-    drawn = case.integer("T", 1, length)
-    tokens = _drawn(case, seen, drawn)
+    sequences = [_drawn(case, seen, case.integer(label, 1, length)) for label in ("S", "T")[: len(seen.sequences)]]
     is_other = case.subject.fact("structure") == "other"  # what padding means to it is its own
-    for real in (None, *(() if is_other else _sides(case, tokens))):
-        got = case.call(seen.built, tokens, attention_mask=real)
+    for real in (None, *(() if is_other or len(sequences) > 1 else _sides(case, sequences[0]))):
+        got = case.call(seen.built, *sequences, attention_mask=real)
         with off_the_record(case), torch.no_grad():
-            expected = _given_by(twin, tokens, real).to(got.device, got.dtype)
-        shown = torch.ones(tokens.shape[:2], dtype=torch.bool) if real is None else real
+            expected = _given_by(twin, sequences, real).to(got.device, got.dtype)
+        shown = torch.ones(sequences[-1].shape[:2], dtype=torch.bool) if real is None else real
         how = "" if real is None else f" under {'right' if bool(real[0, 0]) else 'left'} padding"
         case.close(
             got[shown],
@@ -79,7 +78,7 @@ def _twin(case: Case, seen: Flow) -> Twin:
 
     trace = traced(seen.module, run)
     width = seen.built.config.d_model
-    found = roles(seen.module, trace, seen.tokens, width, kept["result"], names, seen.limit)
+    found = roles(seen.module, trace, list(seen.sequences), width, kept["result"], names, seen.limit)
     tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
     base = case.subject.fact("base")
     return twin_of(found, tables, seen.limit, None if base is None else float(base))
@@ -88,7 +87,7 @@ def _twin(case: Case, seen: Flow) -> Twin:
 def _difference(seen: Flow, twin: Twin) -> float:
     """Return how far the twin is from the model on what it was taken apart on, relative to the size of the outputs."""
     got = seen.run().double().cpu()
-    expected = _given_by(twin, seen.tokens, None)
+    expected = _given_by(twin, list(seen.sequences), None)
     if got.shape != expected.shape:
         raise PartedError(f"it gives {list(got.shape)}, where the textbook's gives {list(expected.shape)}")
     factor = float((got * expected).sum() / expected.square().sum())
@@ -98,15 +97,12 @@ def _difference(seen: Flow, twin: Twin) -> float:
     return float((got - expected).abs().amax() / size)
 
 
-def _given_by(twin: Twin, x: Tensor, real: Tensor | None) -> Tensor:
+def _given_by(twin: Twin, sequences: list[Tensor], real: Tensor | None) -> Tensor:
     """Return what the twin gives for tokens `[B, T]` or embeddings `[B, T, D]`, float64."""
-    mask = None if real is None else real.cpu()
-    if x.is_floating_point():
-        hidden = twin.module(None, mask, embeddings=x.detach().double().cpu())
-    else:
-        hidden = twin.module(x.cpu(), mask)
-    given: Tensor = twin.head(hidden)
-    return given
+    given = [x.detach().cpu().double() if x.is_floating_point() else x.cpu() for x in sequences]
+    hidden = twin.module(*given) if real is None else twin.module(*given, real.cpu())
+    made: Tensor = twin.head(hidden)
+    return made
 
 
 def _drawn(case: Case, seen: Flow, length: int) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.definitions.angles import turned
-from veriformer.properties.twin.parts import Map, NormRole, NumberError, PartedError, Roles
+from veriformer.properties.twin.parts import Layer, Map, NormRole, NumberError, PartedError, Roles, StackRole
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
+from veriformer.reference.normalization import NORMS
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 from veriformer.reference.positions import sinusoidal
 
@@ -67,6 +68,28 @@ class Twin:
         )
 
 
+@dataclass(frozen=True)
+class Order:
+    """How order enters a stack.
+
+    Attributes:
+        positions: one of the reference's kinds.
+        table: `[L, D]` of learned positions.
+        bias: `[buckets, H]` of T5.
+        turning: of rotary ones.
+    """
+
+    positions: str
+    table: Tensor | None = None
+    bias: Tensor | None = None
+    turning: Turning | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """Positions that are known; None: any."""
+        return _FAR // 4 if self.bias is not None else None if self.table is None else len(self.table)
+
+
 def twin_of(found: Roles, tables: list[Tensor], limit: float, base: float | None) -> Twin:
     """Build the twin of what a model is made of.
 
@@ -79,79 +102,97 @@ def twin_of(found: Roles, tables: list[Tensor], limit: float, base: float | None
     Raises:
         PartedError: the reference has no such configuration.
     """
-    first = found.layers[0]
-    width = found.added.shape[1]
-    heads = first.attention.query.shape[1]
-    d_head = first.attention.query.shape[-1]
-    activation = _ACTIVATIONS.get((first.activation, first.gate is not None))
-    if activation is None:
-        raise PartedError(
-            f"the activation is {first.activation}{', gated' if first.gate else ''}, which is no reference's"
-        )
-    for layer in found.layers[1:]:
+    layers = [layer for stack in found.stacks for layer in stack.layers]
+    first, last = layers[0], found.stacks[-1]
+    activation = _alike(layers)
+    kind = "encoder_decoder" if len(found.stacks) > 1 else _architecture(last)
+    if len({len(stack.layers) for stack in found.stacks}) > 1:
+        raise PartedError("its encoder and its decoder have different numbers of layers")
+    orders = [_order_of(stack, tables, limit, base) for stack in found.stacks]
+    if len({(o.positions, o.turning, None if o.table is None else len(o.table)) for o in orders}) > 1:
+        raise PartedError("positions enter its encoder and its decoder in two ways")
+    width = last.added.shape[1]
+    if max(s.scale for s in found.stacks) - min(s.scale for s in found.stacks) > 1e-5 * last.scale:
+        raise NumberError(f"embeddings are multiplied by {found.stacks[0].scale:.6g} and by {last.scale:.6g}")
+    if min(abs(last.scale - 1), abs(last.scale / width**0.5 - 1)) > 1e-5:
+        raise NumberError(f"embeddings are multiplied by {last.scale:.6g}, neither by 1 nor by sqrt(d_model)")
+    attention, table, bias = first.attentions[0], orders[0].table, orders[0].bias
+    d_head = attention.seen.query.shape[-1]
+    config = Config(
+        architecture=kind, vocab_size=max(1 if s.embedding is None else len(s.embedding) for s in found.stacks),
+        d_model=width, num_heads=attention.seen.query.shape[1], d_head=d_head, embedding_norm=last.entering is not None,
+        num_key_value_heads=len(attention.key.weight) // d_head, d_ff=len(first.up.weight),
+        num_layers=len(last.layers), num_buckets=32 if bias is None else len(bias), max_distance=_FAR,
+        max_len=8 if table is None else len(table), positions=orders[0].positions, norm=first.norm.kind,
+        norm_placement=first.placement, activation=activation, embedding_scale=abs(last.scale - 1) > 1e-5,
+        attention_scale=attention.scale,
+        tied=kind == "decoder" and found.output is not None and last.embedding is not None
+        and torch.equal(found.output.weight, last.embedding),
+    )  # fmt: skip
+    module: Any = build(config).double().eval()
+    is_pair = kind == "encoder_decoder"
+    entrances = (module.source_embedding, module.target_embedding) if is_pair else (module.embedding,)
+    stacks = (module.encoder, module.decoder) if is_pair else (module.stack,)
+    for entrance, stack, own, order in zip(entrances, stacks, found.stacks, orders, strict=True):
+        _fill(entrance, stack, own, order)
+    module.output = nn.Identity()
+    return Twin(module, _head(found.output), config, min((o.longest for o in orders if o.longest), default=None))
+
+
+def _alike(layers: list[Layer]) -> str:
+    """Return the activation of layers that are all built in one way."""
+    first = layers[0]
+    for layer in layers:
         if (layer.placement, layer.activation) != (first.placement, first.activation):
             told = [f"{x.place} is {x.placement}-LN with {x.activation}" for x in (layer, first)]
             raise PartedError(f"its layers are built in two ways: {told[0]}, {told[1]}")
-        if abs(layer.scale / first.scale - 1) > 1e-5:
-            raise NumberError(
-                f"the scale of {layer.place} is {layer.scale:.6g}, that of {first.place} {first.scale:.6g}"
-            )
-    kind = _architecture(found)
-    positions, table, longest = _absolute(found, tables, limit)
-    turning = None if positions not in ("none",) else _turning(found, limit, base)
-    if turning is not None:
-        positions = "rotary"
-    bias = None
-    if turning is None and _is_biased(found, limit):
-        if positions != "none":
-            raise PartedError(f"positions enter twice: {positions}, and in the scores")
-        bias = _t5_table(found, tables, limit, kind)
-        positions = "alibi" if bias is None else "t5"
-        if bias is None:
-            _require_alibi(found, limit)
-    scale = found.scale
-    if min(abs(scale - 1), abs(scale / width**0.5 - 1)) > 1e-5:
-        raise NumberError(f"embeddings are multiplied by {scale:.6g}, neither by 1 nor by sqrt(d_model)")
-    config = Config(
-        architecture=kind, vocab_size=1 if found.embedding is None else len(found.embedding), d_model=width,
-        num_heads=heads, d_head=d_head, embedding_norm=found.entering is not None,
-        num_key_value_heads=len(first.key.weight) // d_head, d_ff=len(first.up.weight), num_layers=len(found.layers),
-        num_buckets=32 if bias is None else len(bias), max_distance=_FAR,
-        max_len=len(table) if table is not None else 8, positions=positions, norm=first.norms[0].kind,
-        norm_placement=first.placement, activation=activation, embedding_scale=abs(scale - 1) > 1e-5,
-        attention_scale=first.scale,
-        tied=kind == "decoder" and found.output is not None and found.embedding is not None
-        and torch.equal(found.output.weight, found.embedding),
-    )  # fmt: skip
-    module = build(config).double().eval()
-    head = _fill(module, found, turning, table)
-    if bias is not None:
-        stack: Any = module.stack
-        with torch.no_grad():
-            stack.layers[0].attention.position_bias.table.weight.copy_(bias)  # one serves all layers
-    return Twin(module, head, config, longest if bias is None else _FAR // 4)
+        for own in layer.attentions:
+            if abs(own.scale / first.attentions[0].scale - 1) > 1e-5:
+                told = [f"{own.place} is {own.scale:.6g}", f"{first.place} {first.attentions[0].scale:.6g}"]
+                raise NumberError(f"the scale of {told[0]}, that of {told[1]}")
+    activation = _ACTIVATIONS.get((first.activation, first.gate is not None))
+    if activation is None:
+        gated = ", gated" if first.gate else ""
+        raise PartedError(f"the activation is {first.activation}{gated}, which is no reference's")
+    return activation
 
 
-def _architecture(found: Roles) -> str:
+def _architecture(stack: StackRole) -> str:
     """Return "decoder" where every layer has the causal mask, "encoder" where none has any."""
-    first = found.layers[0].attention.hidden
+    first = stack.layers[0].attentions[0].seen.hidden
     kind = "decoder" if bool(first.any()) else "encoder"
-    for layer in found.layers:
-        hidden = layer.attention.hidden
+    for layer in stack.layers:
+        hidden = layer.attentions[0].seen.hidden
         wanted = torch.ones_like(hidden).triu(1) if kind == "decoder" else torch.zeros_like(hidden)
         if not torch.equal(hidden, wanted):
             raise PartedError(f"the mask of {layer.place} is not that of a textbook's {kind}")
     return kind
 
 
-def _absolute(found: Roles, tables: list[Tensor], limit: float) -> tuple[str, Tensor | None, int | None]:
-    """Return the kind of positions that are added, their table, and how far it is known."""
+def _order_of(stack: StackRole, tables: list[Tensor], limit: float, base: float | None) -> Order:
+    """Return how order enters a stack."""
+    kind, table = _absolute(stack, tables, limit)
+    turning = None if kind != "none" else _turning(stack, limit, base)
+    if turning is not None:
+        return Order("rotary", turning=turning)
+    if not any(float(layer.attentions[0].seen.bias.abs().amax()) > 1e3 * limit for layer in stack.layers):
+        return Order(kind, table)
+    if kind != "none":
+        raise PartedError(f"positions enter twice: {kind}, and in the scores")
+    bias = _t5_table(stack, tables, limit)
+    if bias is None:
+        _require_alibi(stack, limit)
+    return Order("alibi" if bias is None else "t5", bias=bias)
+
+
+def _absolute(found: StackRole, tables: list[Tensor], limit: float) -> tuple[str, Tensor | None]:
+    """Return the kind of positions that are added, and their table."""
     added, width = found.added, found.added.shape[1]
     size = 1.0 if found.embedding is None else max(float(found.embedding.abs().amax()) * found.scale, 1e-12)
     if float(added.abs().amax()) <= 10 * limit * size:
-        return "none", None, None
+        return "none", None
     if float((added - sinusoidal(torch.arange(len(added)), width)).abs().amax()) <= 100 * limit:
-        return "sinusoidal", None, None
+        return "sinusoidal", None
     for table in tables:
         rows = table.detach().double().reshape(-1, table.shape[-1]) if table.ndim >= 2 else table[None]
         if rows.shape[-1] != width:
@@ -159,20 +200,20 @@ def _absolute(found: Roles, tables: list[Tensor], limit: float) -> tuple[str, Te
         for start in range(min(4, max(len(rows) - len(added) + 1, 0))):
             rest = added - rows[start : start + len(added)]  # one row for all: that of a segment
             if float((rest - rest[:1]).abs().amax()) <= 100 * limit * float(rows.abs().amax()):
-                return "learned", rows[start:] + rest[:1], len(rows) - start
+                return "learned", rows[start:] + rest[:1]
     raise PartedError("what positions add is neither the sinusoidal table nor rows of a table of the model")
 
 
-def _turning(found: Roles, limit: float, base: float | None) -> Turning | None:
+def _turning(found: StackRole, limit: float, base: float | None) -> Turning | None:
     """Return how the first layer turns queries and keys; None where it does not."""
-    attention = found.layers[0].attention
+    attention = found.layers[0].attentions[0].seen
     if _turn_error(attention, None) <= 100 * limit:
         return None
     for b, layout, sign in product((base,) if base else _BASES, ("interleaved", "halves"), (1.0, -1.0)):
         turning = Turning(b, layout, sign)
         if _turn_error(attention, turning) <= 100 * limit:
             for layer in found.layers[1:]:
-                if _turn_error(layer.attention, turning) > 100 * limit:
+                if _turn_error(layer.attentions[0].seen, turning) > 100 * limit:
                     raise PartedError(f"{layer.place} turns queries and keys otherwise than {found.layers[0].place}")
             return turning
     raise PartedError(f"{found.layers[0].place} turns queries and keys, and not by the rotary angles of a known base")
@@ -194,22 +235,22 @@ def _turn_error(attention: Attention, turning: Turning | None) -> float:
     return worst
 
 
-def _is_biased(found: Roles, limit: float) -> bool:
-    return any(float(layer.attention.bias.abs().amax()) > 1e3 * limit for layer in found.layers)
-
-
-def _t5_table(found: Roles, tables: list[Tensor], limit: float, kind: str) -> Tensor | None:
+def _t5_table(found: StackRole, tables: list[Tensor], limit: float) -> Tensor | None:
     """Return the table `[buckets, H]` of which every layer's bias is made; None where there is none."""
-    heads, length, _ = found.layers[0].attention.bias.shape
+    seen = found.layers[0].attentions[0].seen
+    heads, length, _ = seen.bias.shape
     at = torch.arange(length)
     for table in tables:
         if table.ndim != 2 or table.shape[1] != heads or not 4 <= table.shape[0] <= 256:
             continue
         bucket = t5_bucket(
-            at[None, :] - at[:, None], bidirectional=kind == "encoder", num_buckets=len(table), max_distance=_FAR
+            at[None, :] - at[:, None],
+            bidirectional=not bool(seen.hidden.any()),
+            num_buckets=len(table),
+            max_distance=_FAR,
         )
         bias = table.detach().double()[bucket].permute(2, 0, 1)
-        if all(_bias_error(layer.attention, bias) <= 1e3 * limit for layer in found.layers):
+        if all(_bias_error(layer.attentions[0].seen, bias) <= 1e3 * limit for layer in found.layers):
             return table.detach().double()
     return None
 
@@ -221,55 +262,62 @@ def _bias_error(attention: Attention, bias: Tensor) -> float:
     return float(torch.where(seen, bias - middle - attention.bias, 0.0).abs().amax())
 
 
-def _require_alibi(found: Roles, limit: float) -> None:
+def _require_alibi(found: StackRole, limit: float) -> None:
     """Require that every layer adds the bias of ALiBi to its scores."""
     for layer in found.layers:
-        heads, length, _ = layer.attention.bias.shape
+        heads, length, _ = layer.attentions[0].seen.bias.shape
         at = torch.arange(length, dtype=torch.float64)
         distance = (at[:, None] - at[None, :]).abs()
         bias = -torch.tensor(alibi_slopes(heads), dtype=torch.float64)[:, None, None] * distance
-        if _bias_error(layer.attention, bias) > 1e3 * limit:
+        if _bias_error(layer.attentions[0].seen, bias) > 1e3 * limit:
             raise PartedError(f"{layer.place} adds to its scores what is neither ALiBi nor a T5 bias")
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, found: Roles, turning: Turning | None, table: Tensor | None) -> nn.Module:
-    """Put the weights where they belong; return the map to the outputs."""
-    embedding: Any = module.embedding
-    stack: Any = module.stack
-    if found.embedding is not None:
-        embedding.tokens.weight.copy_(found.embedding)
+def _fill(embedding: Any, stack: Any, found: StackRole, order: Order) -> None:
+    """Put the weights where they belong."""
+    table = found.embedding
+    embedding.tokens = nn.Identity() if table is None else nn.Embedding.from_pretrained(table)
     if found.entering is not None:
         _put_norm(embedding.norm, found.entering)
-    if table is not None:
-        embedding.positions.table.weight.copy_(table)
+    if order.table is not None:
+        embedding.positions.table.weight.copy_(order.table)
     for layer, own in zip(stack.layers, found.layers, strict=True):
-        attention = layer.attention
-        order = _order(attention.d_head, turning)
-        _put(attention.q_proj, own.query, order)
-        _put(attention.k_proj, own.key, order)
-        _put(attention.v_proj, own.value)
-        _put(attention.o_proj, own.output)
-        if turning is not None:
-            attention.rotary.base = turning.base
+        names = ("attention", "cross_attention")[: len(own.attentions)]
+        for name, attending in zip(names, own.attentions, strict=True):
+            attention = getattr(layer, name)
+            turning = order.turning if name == "attention" else None
+            channels = _order(attention.d_head, turning)
+            _put(attention.q_proj, attending.query, channels)
+            _put(attention.k_proj, attending.key, channels)
+            _put(attention.v_proj, attending.value)
+            _put(attention.o_proj, attending.output)
+            if turning is not None:
+                attention.rotary.base = turning.base
+            _put_norm(_norm_of(getattr(layer, f"around_{name}"), own.placement), attending.norm)
         network = layer.feed_forward
         if own.gate is not None:
             _put(network.gate, own.gate)
-            _put(network.up, own.up)
-            _put(network.down, own.down)
-        else:
-            first, second = (m for m in network.modules() if isinstance(m, nn.Linear))
-            _put(first, own.up)
-            _put(second, own.down)
-        for around, norm in zip((layer.around_attention, layer.around_feed_forward), own.norms, strict=True):
-            _put_norm(around.norm_in if own.placement == "pre" else around.norm_out, norm)
+        _put(network.up, own.up)
+        _put(network.down, own.down)
+        _put_norm(_norm_of(layer.around_feed_forward, own.placement), own.norm)
+    if order.bias is not None:
+        stack.layers[0].attention.position_bias.table.weight.copy_(order.bias)  # one serves all layers
     if found.closing is not None:
+        stack.final_norm = NORMS[found.closing.kind](len(found.closing.gain), found.closing.eps).double()
         _put_norm(stack.final_norm, found.closing)
-    module.output = nn.Identity()
-    if found.output is None:
+
+
+def _norm_of(around: Any, placement: str) -> Any:
+    return around.norm_in if placement == "pre" else around.norm_out
+
+
+def _head(output: Map | None) -> nn.Module:
+    """Return the map to the outputs."""
+    if output is None:
         return nn.Identity()
-    head = nn.Linear(found.output.weight.shape[1], len(found.output.weight), dtype=torch.float64)
-    _put(head, found.output)
+    head = nn.Linear(output.weight.shape[1], len(output.weight), dtype=torch.float64)
+    _put(head, output)
     return head
 
 
@@ -282,6 +330,7 @@ def _order(width: int, turning: Turning | None) -> list[int] | None:
     return [channel for pair in pairs for channel in (pair if turning.sign > 0 else pair[::-1])]
 
 
+@torch.no_grad()
 def _put(linear: nn.Linear, own: Map, order: list[int] | None = None) -> None:
     weight, bias = own.weight, own.bias
     if order is not None:

@@ -21,7 +21,7 @@ class Look:
     Attributes:
         module: the model.
         seen: its trace.
-        tokens: `[B, T]`, or embeddings `[B, T, D]`.
+        batch: samples B.
         width: D: numbers of a token in the stream.
         result: what it gave.
         limit: largest relative difference that is rounding.
@@ -30,7 +30,7 @@ class Look:
 
     module: nn.Module
     seen: Traced
-    tokens: Tensor
+    batch: int
     width: int
     result: Tensor
     limit: float
@@ -43,13 +43,10 @@ class Look:
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
-        if (
-            one.numel() != other.numel()
-            or one.shape[-1] != other.shape[-1]
-            or one.numel() % self.tokens.shape[:2].numel()
-        ):
+        batch = self.batch
+        if one.numel() != other.numel() or one.shape[-1] != other.shape[-1] or one[..., 0].numel() % batch:
             return False
-        batch, length = self.tokens.shape[:2]
+        length = one[..., 0].numel() // batch
         a, b = (x.double().reshape(batch * length, -1) for x in (one, other))
         size = self.limit * float(a.abs().amax())
         turned = b.unflatten(0, (length, batch)).transpose(0, 1).flatten(0, 1)

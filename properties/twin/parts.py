@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -41,17 +41,15 @@ class NormRole:
 
 
 @dataclass
-class Sublayers:
-    """One layer.
+class Attending:
+    """One attention with its projections.
 
     Attributes:
-        place: path of its attention.
+        place: its path.
         query: `[H K, D]`, head by head, as is `key` with its groups.
         scale: factor on q k^T.
-        attention: as it was seen.
-        activation: of its feed-forward network, `silu` gated or another.
-        norms: of the attention, and of the feed-forward network.
-        placement: "pre" or "post".
+        seen: as it was recognised.
+        norm: around it.
     """
 
     place: str
@@ -60,18 +58,38 @@ class Sublayers:
     value: Map
     output: Map
     scale: float
-    attention: Attention
+    seen: Attention
+    norm: NormRole
+
+
+@dataclass
+class Layer:
+    """One layer.
+
+    Attributes:
+        attentions: over itself and, in a decoder of two sequences, over the memory.
+        activation: of its feed-forward network, `silu` gated or another.
+        norm: around that.
+        placement: "pre" or "post".
+    """
+
+    attentions: list[Attending]
     activation: str
     up: Map
     gate: Map | None
     down: Map
-    norms: tuple[NormRole, NormRole]
+    norm: NormRole
     placement: str
+
+    @property
+    def place(self) -> str:
+        """Path of its first attention."""
+        return self.attentions[0].place
 
 
 @dataclass
-class Roles:
-    """What a model is made of.
+class StackRole:
+    """Layers one behind another, and what enters them.
 
     Attributes:
         embedding: `[V, D]`; None: it is given embeddings.
@@ -79,14 +97,25 @@ class Roles:
         added: `[T, D]`: what the positions add.
         entering: the norm between embeddings and the first layer.
         layers: in order.
-        closing: the norm behind the last layer.
-        output: the map to the vocabulary; None: hidden states are given.
+        closing: the norm behind the last one.
     """
 
     embedding: Tensor | None
     scale: float
     added: Tensor
-    entering: NormRole | None = None
-    layers: list[Sublayers] = field(default_factory=list)
-    closing: NormRole | None = None
-    output: Map | None = None
+    entering: NormRole | None
+    layers: list[Layer]
+    closing: NormRole | None
+
+
+@dataclass
+class Roles:
+    """What a model is made of.
+
+    Attributes:
+        stacks: one, or an encoder's and a decoder's.
+        output: the map to the vocabulary; None: hidden states are given.
+    """
+
+    stacks: list[StackRole]
+    output: Map | None

@@ -15,18 +15,19 @@ from veriformer.properties.anatomy.norms import NormCall, norm_calls, normalised
 from veriformer.properties.anatomy.residual import turned_rows
 from veriformer.properties.anatomy.traced import Product, Traced
 from veriformer.properties.twin.looking import Look
-from veriformer.properties.twin.parts import Map, NormRole, NumberError, PartedError, Roles, Sublayers
+from veriformer.properties.twin.parts import Attending, Layer, Map, NormRole, NumberError, PartedError, Roles, StackRole
 
 
 def roles(
-    module: nn.Module, seen: Traced, tokens: Tensor, width: int, result: Tensor, names: set[str], limit: float
+    module: nn.Module, seen: Traced, tokens: list[Tensor], width: int, result: Tensor, names: set[str], limit: float
 ) -> Roles:
     """Return what a model is made of, if that is what the textbook's is.
 
     Args:
         module: the model.
         seen: the trace of a forward.
-        tokens: `[B, T]` that it was given, or embeddings `[B, T, D]`.
+        tokens: `[B, T]` that it was given, or embeddings `[B, T, D]`; of two sequences, of other lengths, the source's
+            first.
         width: D.
         result: `[B, T, *]` that it gave.
         names: paths of its norms.
@@ -36,17 +37,56 @@ def roles(
         PartedError: it is made of something else.
     """
     eps = {n: e for n in names if isinstance(e := _eps(module.get_submodule(n)), float)}
-    look = Look(module, seen, tokens, width, result, limit, norm_calls(seen, names, limit, eps))
-    found = attentions(seen, len(tokens), limit)
+    look = Look(module, seen, len(tokens[0]), width, result, limit, norm_calls(seen, names, limit, eps))
+    found = attentions(seen, look.batch, limit)
     if not found:
         raise PartedError("no attention could be followed from its scores to its weights")
     networks = [b for b in between_linear_maps(seen, limit) if (b.inner, b.outer) == (look.width, look.width)]
-    layers = [_layer(look, a, _network_behind(look, networks, found, n)) for n, a in enumerate(found)]
-    first = _entering(look, layers[0], found[0])
-    entering = next((n for n in look.norms if look.same(n.made, first)), None)
-    table, scale, added = _embedding(look, first if entering is None else entering.given)
-    norm = None if entering is None else _norm(look, entering)
-    return Roles(table, scale, added, norm, layers, *_end(look, layers))
+    lengths = [x.shape[1] for x in tokens]
+    grouped = (
+        [_of_lengths(found, lengths[n:]) for n in range(len(lengths))] if len(lengths) > 1 else [[[a] for a in found]]
+    )
+    made = []
+    for given, own in zip(tokens, grouped, strict=True):
+        if not own:
+            raise PartedError("no attention of one of its sequences over itself could be followed")
+        layers = [_layer(look, sites, _network_behind(look, networks, found, sites[-1])) for sites in own]
+        made.append((given, own, layers))
+    output, taken = _output(look)
+    stacks = []
+    for number, (given, own, layers) in enumerate(made):
+        first = _entering(look, layers[0], own[0][0])
+        entering = next((n for n in look.norms if look.same(n.made, first)), None)
+        table, scale, added = _embedding(look, given, first if entering is None else entering.given)
+        norm = None if entering is None else _norm(look, entering)
+        end = taken if number == len(made) - 1 else _memory(look, made[-1][1])
+        stacks.append(StackRole(table, scale, added, norm, layers, _closing(look, layers, end)))
+    return Roles(stacks, output)
+
+
+def _of_lengths(found: list[Attention], lengths: list[int]) -> list[list[Attention]]:
+    """Return the attentions of each layer over the first sequence: over itself, and over the memory if it is the last.
+
+    Args:
+        found: all attentions.
+        lengths: of this sequence and of those behind it.
+    """
+    own = [a for a in found if a.hidden.shape[1:] == (lengths[0], lengths[0])]
+    if len(lengths) > 1:
+        return [[a] for a in own]
+    across = [a for a in found if a.hidden.shape[1] == lengths[0] != a.hidden.shape[2]]
+    if len(across) != len(own):
+        raise PartedError(f"{len(own)} attentions over the target and {len(across)} over the memory were recognised")
+    return [list(pair) for pair in zip(own, across, strict=True)]
+
+
+def _memory(look: Look, decoder: list[list[Attention]]) -> Tensor:
+    """Return what the keys over the memory are made of."""
+    head = next(h for h in decoder[0][-1].key_from if h is not None)
+    product = map_behind(look.products, look.seen, head.when)
+    if product is None:
+        raise PartedError("the keys of the memory come from no linear map")
+    return product.left
 
 
 def _eps(norm: nn.Module) -> float | None:
@@ -54,50 +94,50 @@ def _eps(norm: nn.Module) -> float | None:
     return float(value) if isinstance(value, float) else None
 
 
-def _network_behind(look: Look, networks: list[Between], found: list[Attention], number: int) -> Between:
+def _network_behind(look: Look, networks: list[Between], found: list[Attention], last: Attention) -> Between:
     """Return the feed-forward network between one attention and the next."""
-    end = found[number + 1].when if number + 1 < len(found) else len(look.seen.values)
-    here = [b for b in networks if found[number].when < b.when < end and b.width >= look.width]
+    end = min((a.when for a in found if a.when > last.when), default=len(look.seen.values))
+    here = [b for b in networks if last.when < b.when < end and b.width >= look.width]
     if len(here) != 1:
         raise PartedError(
-            f"{found[number].place or 'the model'}: {len(here)} feed-forward networks were recognised behind it, where "
-            "the textbook has one"
+            f"{last.place or 'the model'}: {len(here)} feed-forward networks were recognised behind it, where the "
+            "textbook has one"
         )
     return here[0]
 
 
-def _layer(look: Look, attention: Attention, network: Between) -> Sublayers:
-    place = attention.place or "the model"
-    query, into = _heads(look, attention.query_from, f"the queries of {place}")
-    key, _ = _heads(look, _groups(attention.key_from), f"the keys of {place}")
-    value, _ = _heads(look, _groups(attention.value_from), f"the values of {place}")
-    if any(v is None or abs(v.factor - 1) > 1e-6 for v in attention.value_from):
-        raise NumberError(f"the values of {place} are multiplied by something")
-    if not bool((attention.misfit <= 1e2 * look.limit).all()):
-        raise PartedError(f"the weights of {place} are not the softmax of its scores")
-    factors = [s for s in attention.scale if s is not None]
-    if len(factors) < len(attention.query_from) or max(factors) - min(factors) > 1e-5 * max(factors):
-        raise NumberError(f"the heads of {place} do not have one scale")
-    output, out = _projected(look, attention)
+def _layer(look: Look, sites: list[Attention], network: Between) -> Layer:
+    """Return one layer of its attentions and its feed-forward network."""
+    both = [_attending(look, site) for site in sites]
     up_product, up = look.source(network.first, f"the feed-forward network in {network.place}")
     gate = look.source(network.other, f"the gate in {network.place}")[1] if network.other else None
-    down_product = look.products[network.when]
-    down = look.map_of(
-        down_product, range(look.width), _biased(look, down_product), f"the second map of {network.place}"
-    )
-    norms, placements = [], []
-    for product, taken, what in ((out, into, place), (down_product, up_product.left, network.place)):
-        norm, placement = _norm_around(look, product, taken, what)
-        norms.append(norm)
-        placements.append(placement)
-    if placements[0] != placements[1]:
-        raise PartedError(f"{place} is {placements[0]}-LN, and {network.place} is {placements[1]}-LN")
+    product = look.products[network.when]
+    down = look.map_of(product, range(look.width), _biased(look, product), f"the second map of {network.place}")
+    norm, placement = _norm_around(look, product, up_product.left, network.place)
+    for attending, other in both:
+        if other != placement:
+            raise PartedError(f"{attending.place} is {other}-LN, and {network.place} is {placement}-LN")
     if gate is not None:
         up, gate = gate, up  # the activation stands on the gate
-    return Sublayers(
-        place, query, key, value, output, factors[0], attention, network.activation, up, gate, down,
-        (norms[0], norms[1]), placements[0],
-    )  # fmt: skip
+    return Layer([a for a, _ in both], network.activation, up, gate, down, norm, placement)
+
+
+def _attending(look: Look, seen: Attention) -> tuple[Attending, str]:
+    """Return an attention with its projections, and where its norm stands."""
+    place = seen.place or "the model"
+    query, into = _heads(look, seen.query_from, f"the queries of {place}")
+    key, _ = _heads(look, _groups(seen.key_from), f"the keys of {place}")
+    value, _ = _heads(look, _groups(seen.value_from), f"the values of {place}")
+    if any(v is None or abs(v.factor - 1) > 1e-6 for v in seen.value_from):
+        raise NumberError(f"the values of {place} are multiplied by something")
+    if not bool((seen.misfit <= 1e2 * look.limit).all()):
+        raise PartedError(f"the weights of {place} are not the softmax of its scores")
+    factors = [s for s in seen.scale if s is not None]
+    if len(factors) < len(seen.query_from) or max(factors) - min(factors) > 1e-5 * max(factors):
+        raise NumberError(f"the heads of {place} do not have one scale")
+    output, out = _projected(look, seen)
+    norm, placement = _norm_around(look, out, into, place)
+    return Attending(place, query, key, value, output, factors[0], seen, norm), placement
 
 
 def _groups(heads: list[Head | None]) -> list[Head | None]:
@@ -189,7 +229,7 @@ def _norm(look: Look, call: NormCall) -> NormRole:
     return NormRole(call.kind, gain, bias, call.eps)
 
 
-def _entering(look: Look, layer: Sublayers, attention: Attention) -> Tensor:
+def _entering(look: Look, layer: Layer, attention: Attention) -> Tensor:
     """Return the stream that enters the first layer, `[B, T, D]`."""
     head = next(h for h in attention.query_from if h is not None)
     product = map_behind(look.products, look.seen, head.when)
@@ -199,14 +239,14 @@ def _entering(look: Look, layer: Sublayers, attention: Attention) -> Tensor:
     return next(n.given for n in look.norms if look.same(n.made, product.left))
 
 
-def _embedding(look: Look, first: Tensor) -> tuple[Tensor | None, float, Tensor]:
+def _embedding(look: Look, tokens: Tensor, first: Tensor) -> tuple[Tensor | None, float, Tensor]:
     """Return the table, its factor, and what positions add: `first = factor table[tokens] + added[t]`."""
-    batch, length = look.tokens.shape[:2]
-    lookup = next((u for u in look.seen.lookups if _holds(u.rows, look.tokens)), None)
-    if lookup is None and not look.tokens.is_floating_point():
+    batch, length = tokens.shape[:2]
+    lookup = next((u for u in look.seen.lookups if _holds(u.rows, tokens)), None)
+    if lookup is None and not tokens.is_floating_point():
         raise PartedError("no table is looked up by the tokens")
     table = None if lookup is None else lookup.table.double()
-    rows = look.tokens.double() if table is None else table[look.tokens]
+    rows = tokens.double() if table is None else table[tokens]
     if rows.shape[-1] != look.width:
         raise PartedError(f"rows of {rows.shape[-1]} numbers are looked up, and the stream has {look.width}")
     x = first.double().reshape(batch * length, -1)
@@ -220,22 +260,40 @@ def _embedding(look: Look, first: Tensor) -> tuple[Tensor | None, float, Tensor]
 
 
 def _holds(rows: Tensor, tokens: Tensor) -> bool:
-    return any(rows.shape == t.shape and torch.equal(rows, t) for t in (tokens, tokens.T, tokens.flatten()))
+    return any(rows.shape == t.shape and torch.equal(rows, t) for t in (tokens, tokens.mT, tokens.flatten()))
 
 
-def _end(look: Look, layers: list[Sublayers]) -> tuple[NormRole | None, Map | None]:
-    """Return the norm behind the last layer and the map to the vocabulary."""
+def _output(look: Look) -> tuple[Map | None, Tensor]:
+    """Return the map to the vocabulary, and the hidden states that it is given."""
     last = look.seen.products[-1]
-    closes = any(look.same(n.made, last.left) for n in look.norms)  # whatever is done to what it gives
-    is_output = closes or look.same(_biased(look, last), look.result)
-    output = None
-    taken = look.result
-    if is_output and last.when not in look.sums:
-        output = look.map_of(last, range(last.output.shape[-1]), _biased(look, last), "the map to the vocabulary")
-        taken = last.left
+    if last.when in look.sums:
+        return None, look.result
+    for norm in look.norms:  # whatever is done to what the map gives
+        if norm.made.numel() == last.left.numel() and norm.made.shape[-1] == last.left.shape[-1]:
+            factor = float(last.left.double().norm() / norm.made.norm())
+            if look.same(factor * norm.made, last.left):
+                return _scaled(look, last, factor), norm.made
+    if look.same(_biased(look, last), look.result):
+        return _scaled(look, last, 1.0), last.left
+    return None, look.result
+
+
+def _scaled(look: Look, last: Product, factor: float) -> Map:
+    """Return the map to the vocabulary; T5 divides what it is given by sqrt(d_model) where it is tied."""
+    what = "the map to the vocabulary"
+    if min(abs(factor - 1), abs(factor * look.width**0.5 - 1)) > 1e-5:
+        raise NumberError(f"what {what} is given is multiplied by {factor:.6g}")
+    own = look.map_of(last, range(last.output.shape[-1]), _biased(look, last), what)
+    return Map(own.weight * factor, own.bias)
+
+
+def _closing(look: Look, layers: list[Layer], end: Tensor) -> NormRole | None:
+    """Return the norm behind the last layer, whose output is the end of the stack."""
+    last = next((n for n in reversed(look.norms) if look.same(n.made, end)), None)
+    if last is not None:
+        found = _norm(look, last)
+        is_its_own = layers[0].placement == "post" and torch.equal(found.gain, layers[-1].norm.gain)
+        return None if is_its_own else found
     if layers[0].placement == "post":
-        return None, output
-    for norm in look.norms:
-        if look.same(norm.made, taken):
-            return _norm(look, norm), output
+        return None
     raise PartedError("no norm closes the pre-LN stack")
