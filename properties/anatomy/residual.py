@@ -50,32 +50,39 @@ def residual_sums(seen: Traced, width: int, limit: float) -> list[Sum]:
 
 
 def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | None:
+    """Return the first sum that takes a map's output, with the stream that it is nearest to be added to as it is.
+
+    Of the values before, several may be the stream but for a factor (what a norm multiplies it by on its way).
+    """
     branch = _flat(values[when].output)
     later = [v for v in values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
-    behind = [v for v in later if v.name == "add"]
-    for total in behind:
+    for total in (v for v in later if v.name == "add"):
         y = _flat(total.output)
-        biased = [branch, *turned_rows(branch, total.output)]
-        before = [v for v in later if v.when < total.when and v.name == "add"]
-        biased += [
-            _flat(v.output) for v in before if _is_row_shift(_flat(v.output), branch, total.output.shape[-1], limit)
+        before = [_flat(v.output) for v in later if v.when < total.when and v.name == "add"]
+        shifted = [x for x in before if _is_row_shift(x, branch, total.output.shape[-1], limit)]  # a bias was added
+        streams = [_flat(v.output) for v in values[max(0, when - _BACK) : when] if v.output.numel() == y.numel()]
+        found = [
+            Sum(place, *factors, when, total.when)
+            for b in (branch, *turned_rows(branch, total.output), *shifted)
+            for x in streams
+            if (factors := _factors(y, x, b, limit)) is not None
         ]
-        for b in biased:
-            square = (b @ b).clamp(min=1e-300)
-            for value in reversed(values[max(0, when - _BACK) : when]):
-                if value.output.numel() != y.numel():
-                    continue
-                x = _flat(value.output)
-                own = x - (x @ b) / square * b
-                size = own @ own
-                if float(size) <= 1e-12 * float(x @ x):
-                    continue
-                a = (own @ y) / size
-                c = ((y - a * x) @ b) / square
-                explains = float((y - a * x - c * b).abs().amax()) <= limit * float(y.abs().amax())
-                if explains and min(abs(float(a)), abs(float(c))) > limit:
-                    return Sum(place, float(a), float(c), when, total.when)
+        if found:
+            return min(found, key=lambda s: abs(s.stream - 1) + abs(s.branch - 1))
     return None
+
+
+def _factors(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
+    """Return `(a, c)` with `y = a x + c b`, neither of them 0; None where there are none."""
+    square = (b @ b).clamp(min=1e-300)
+    own = x - (x @ b) / square * b
+    size = own @ own
+    if float(size) <= 1e-12 * float(x @ x):
+        return None
+    a = (own @ y) / size
+    c = ((y - a * x) @ b) / square
+    explains = float((y - a * x - c * b).abs().amax()) <= limit * float(y.abs().amax())
+    return (float(a), float(c)) if explains and min(abs(float(a)), abs(float(c))) > limit else None
 
 
 def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:

@@ -130,7 +130,7 @@ def _attending(look: Look, seen: Attention) -> tuple[Attending, str]:
     value, _ = _heads(look, _groups(seen.value_from), f"the values of {place}")
     if any(v is None or abs(v.factor - 1) > 1e-6 for v in seen.value_from):
         raise NumberError(f"the values of {place} are multiplied by something")
-    if not bool((seen.misfit <= 1e2 * look.limit).all()):
+    if not bool((seen.misfit <= 2 * look.limit).all()):
         raise PartedError(f"the weights of {place} are not the softmax of its scores")
     factors = [s for s in seen.scale if s is not None]
     if len(factors) < len(seen.query_from) or max(factors) - min(factors) > 1e-5 * max(factors):
@@ -225,7 +225,8 @@ def _norm(look: Look, call: NormCall) -> NormRole:
     own = [p.detach().double() for p in look.module.get_submodule(call.place).parameters() if p.shape == (width,)]
     known = [torch.ones_like(gain), *own, *(1 + p for p in own)]
     if not any(float((gain - k).abs().amax()) <= 1e2 * look.limit * float(k.abs().amax()) for k in known):
-        raise NumberError(f"the gain of {call.place} is not the parameter that it keeps")
+        told = f"the gain of {call.place} is not the parameter that it keeps"
+        raise NumberError(told) if own else PartedError(told)
     return NormRole(call.kind, gain, bias, call.eps)
 
 
