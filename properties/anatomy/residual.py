@@ -61,15 +61,20 @@ def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | N
         before = [_flat(v.output) for v in later if v.when < total.when and v.name == "add"]
         shifted = [x for x in before if _is_row_shift(x, branch, total.output.shape[-1], limit)]  # a bias was added
         streams = [_flat(v.output) for v in values[max(0, when - _BACK) : when] if v.output.numel() == y.numel()]
-        found = [
-            Sum(place, *factors, when, total.when)
-            for b in (branch, *turned_rows(branch, total.output), *shifted)
-            for x in streams
-            if (factors := _factors(y, x, b, limit)) is not None
-        ]
+        found: list[Sum] = []
+        for b in (branch, *turned_rows(branch, total.output), *shifted):
+            for x in reversed(streams):
+                if (factors := _factors(y, x, b, limit)) is not None:
+                    found.append(Sum(place, *factors, when, total.when))
+                    if _off(found[-1]) < limit:
+                        return found[-1]
         if found:
-            return min(found, key=lambda s: abs(s.stream - 1) + abs(s.branch - 1))
+            return min(found, key=_off)
     return None
+
+
+def _off(one: Sum) -> float:
+    return abs(one.stream - 1) + abs(one.branch - 1)
 
 
 def _factors(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
