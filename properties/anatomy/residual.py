@@ -29,20 +29,18 @@ class Sum:
     when: int
 
 
-def residual_sums(seen: Traced, width: int, limit: float) -> list[Sum]:
-    """Return the sums of a stream of some width, in order.
+def residual_sums(seen: Traced, width: int) -> list[Sum]:
+    """Return the sums of a stream of some width in a forward, in order."""
+    found: list[Sum] = seen.once(("sums", width), lambda: _residual_sums(seen, width))
+    return found
 
-    Args:
-        seen: the trace of a forward.
-        width: D.
-        limit: largest relative difference that is rounding.
-    """
+
+def _residual_sums(seen: Traced, width: int) -> list[Sum]:
     found = []
     for product in seen.products:
-        output = product.output
-        if output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
+        if product.output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
             continue
-        if one := _sum_of(seen.values, product.when, product.place, limit):
+        if one := _sum_of(seen.values, product.when, product.place, seen.limit):
             found.append(one)
     return found
 

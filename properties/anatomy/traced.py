@@ -20,6 +20,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
 """Products by name, with the number of operands that stand before the two factors."""
 
 _MOST = 4000  # values that are kept: a hundred layers
+_LARGEST = 4_000_000  # entries of the largest tensor that is kept
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Product:
 
     Attributes:
         place: path of the module that computes it; "" for the model itself.
-        left: `[..., n, m]`, a copy.
+        left: `[..., n, m]`, a copy; parameters are kept as they are.
         right: `[..., m, p]`.
         output: `[..., n, p]`, with what `addmm` adds.
         when: number among all values of the trace.
@@ -64,12 +65,14 @@ class ModuleCall:
 
     Attributes:
         place: its path.
+        part: itself.
         given: its first tensor, a copy.
         made: its output, a copy.
         when: number of values that were made before it ended.
     """
 
     place: str
+    part: nn.Module
     given: Tensor
     made: Tensor
     when: int
@@ -80,37 +83,56 @@ class Traced:
     """What was seen of one forward, in order.
 
     Attributes:
+        batch: samples B.
+        limit: largest relative difference that is rounding.
         products: products of matrices.
         values: all other floating point tensors that are no views, products' outputs among them.
         calls: modules' calls.
+        output: of the model; None if that is no tensor.
+        known: what was made of it; see `once`.
     """
 
+    batch: int
+    limit: float
     products: list[Product] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
+    output: Tensor | None = None
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, made once for each key: several properties read the same trace."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
 
 class _Watch(DispatchWatch):
     """Notes operations, and the module in which each is made."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, seen: Traced, module: nn.Module, largest: int) -> None:
         super().__init__()
-        self.traced = Traced()
+        self.traced = seen
         self.within: list[str] = []
         self.given: list[Tensor | None] = []
         self.largest = largest
+        self.constant = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if isinstance(f, nn.Parameter) else f.detach().clone() for f in factors]
+        kept = [f.detach() if self._is_constant(f) else f.detach().clone() for f in factors]
         result = func(*args, **(kwargs or {}))
         if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # no view
             for output in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(output, Tensor) and output.is_floating_point() and len(self.traced.values) < _MOST:
                     self._keep(name, output, kept)
         return result
+
+    def _is_constant(self, value: Tensor) -> bool:
+        """Whether a tensor is a parameter or a view of one: a large model is not copied to be looked at."""
+        return value.untyped_storage().data_ptr() in self.constant
 
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
         if output.numel() > self.largest or output.ndim < 2:
@@ -122,20 +144,21 @@ class _Watch(DispatchWatch):
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
 
 
-def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_000) -> Traced:
+def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: float) -> Traced:
     """Return what is computed while a model runs.
 
     Args:
         module: the model, hooked meanwhile.
         run: calls it.
-        largest: entries of the largest tensor that is kept.
+        batch: samples that it is called on.
+        limit: largest relative difference that is rounding.
     """
-    watch = _Watch(largest)
+    watch = _Watch(Traced(batch, limit), module, _LARGEST)
 
     def enter(name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: tuple[Any, ...]) -> None:
             given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
-            fits = given is not None and given.numel() <= largest
+            fits = given is not None and given.numel() <= _LARGEST
             watch.within.append(name)
             watch.given.append(given.detach().clone() if given is not None and fits else None)
 
@@ -146,21 +169,20 @@ def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_00
             return
         place, given = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
-            watch.traced.calls.append(ModuleCall(place, given, output.detach().clone(), len(watch.traced.values)))
+            made, when = output.detach().clone(), len(watch.traced.values)
+            watch.traced.calls.append(ModuleCall(place, part, given, made, when))
 
+    was_fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         for name, part in module.named_modules():
             if isinstance(part, torch.jit.ScriptModule):
                 continue
-            stack.enter_context(_removed(part.register_forward_pre_hook(enter(name))))
-            stack.enter_context(_removed(part.register_forward_hook(leave)))
+            for handle in (part.register_forward_pre_hook(enter(name)), part.register_forward_hook(leave)):
+                stack.callback(handle.remove)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        torch.backends.mha.set_fastpath_enabled(False)  # a whole layer in one operation cannot be taken apart
+        stack.callback(torch.backends.mha.set_fastpath_enabled, was_fused)
         stack.enter_context(watch)
-        run()
+        output = run()
+    watch.traced.output = output.detach() if isinstance(output, Tensor) else None
     return watch.traced
-
-
-def _removed(handle: Any) -> ExitStack:
-    stack = ExitStack()
-    stack.callback(handle.remove)
-    return stack
