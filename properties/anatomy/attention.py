@@ -41,6 +41,7 @@ class Attention:
         query_from: where each head's queries come from; None where that is not known.
         key_from: where its keys do.
         value_from: where its values do.
+        when: number of its output among the values.
     """
 
     place: str
@@ -56,6 +57,7 @@ class Attention:
     query_from: list[Head | None]
     key_from: list[Head | None]
     value_from: list[Head | None]
+    when: int
 
     @property
     def scale(self) -> list[float | None]:
@@ -95,7 +97,7 @@ def _attentions(seen: Traced) -> list[Attention]:
         for over, weights, value in sorted((n for n in named if n[0]), key=lambda n: n[0]):
             candidates = []
             for scores in _scores_before(seen.products[:number], weights, used):
-                if readings := _readings(seen, scores, weights, value, product.place, over):
+                if readings := _readings(seen, scores, weights, value, product, over):
                     candidates.append((scores.when, readings))
                     if _fits(readings, seen.limit):
                         break
@@ -104,7 +106,7 @@ def _attentions(seen: Traced) -> list[Attention]:
             scored, readings = candidates[-1] if _fits(candidates[-1][1], seen.limit) else candidates[0]
             if over == "keys" or _fits(readings, seen.limit):
                 used.add(scored)
-                found.append(_with_sources(seen, readings, scored, product.when))
+                found.append(_with_sources(seen, readings, scored))
                 break
     return found
 
@@ -138,15 +140,27 @@ def _scores_before(products: list[Product], weights: Tensor, used: set[int]) -> 
     return found
 
 
-def _readings(seen: Traced, scores: Product, weights: Tensor, value: Tensor, place: str, over: str) -> list[Attention]:
+def _readings(
+    seen: Traced, scores: Product, weights: Tensor, value: Tensor, product: Product, over: str
+) -> list[Attention]:
     """Return an attention of scores, weights and values, without sources: with samples before heads, and behind them.
 
     None where these do not belong together.
     """
     query, key = scores.left.double(), scores.right.double().mT
-    raw = query @ key.mT  # without what `baddbmm` adds or multiplies by
-    if raw.shape[-1] != weights.shape[-1]:
-        raw, query, key = raw.mT, key, query
+    length = weights.shape[-1]
+    found: list[Attention] = []
+    # without what `baddbmm` adds or multiplies by; keys may stand before queries, which a square does not show
+    for q, k in ((query, key), (key, query)):
+        if k.shape[-2] == length and not _fits(found, seen.limit):
+            found += _laid_out(seen, q, k, weights, value, product, over)
+    return found
+
+
+def _laid_out(
+    seen: Traced, query: Tensor, key: Tensor, weights: Tensor, value: Tensor, product: Product, over: str
+) -> list[Attention]:
+    raw = query @ key.mT
     groups, rest = divmod(raw.shape[-2], weights.shape[-2])
     if groups > 1 and not rest:  # heads that share keys stand one behind another
         query = query.unflatten(-2, (groups, -1))
@@ -160,25 +174,24 @@ def _readings(seen: Traced, scores: Product, weights: Tensor, value: Tensor, pla
         factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
         if over == "queries":
             bias, hidden = bias.mT, hidden.mT
-        found.append(Attention(place, over, w, q, k, v, hidden, factor, bias, misfit, [], [], []))
+        found.append(Attention(product.place, over, w, q, k, v, hidden, factor, bias, misfit, [], [], [], product.when))
     return found
 
 
-def _with_sources(seen: Traced, readings: list[Attention], scored: int, weighed: int) -> Attention:
+def _with_sources(seen: Traced, readings: list[Attention], scored: int) -> Attention:
     """Return the reading of which most is known, with where its heads come from.
 
     Args:
         seen: the trace of a forward.
         readings: of one attention.
         scored: number of its scores among the values.
-        weighed: number of its output.
     """
     found = []
     for one in [r for r in readings if r.is_followed(seen.limit)] or readings:
         heads = range(one.query.shape[1])
         query = [source_of(seen, one.query[:, h], scored) for h in heads]
         key = [source_of(seen, one.key[:, h], scored) for h in heads]
-        value = [source_of(seen, one.value[:, h], weighed) for h in heads]
+        value = [source_of(seen, one.value[:, h], one.when) for h in heads]
         found.append(replace(one, query_from=query, key_from=key, value_from=value))
         if all(h is not None for h in (*query, *key)):
             break
@@ -217,3 +230,10 @@ def _fitted(weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     left = moved - factor[:, None, None] * given
     bias = logs.mean(0) - factor[:, None, None] * scores.mean(0)
     return factor, bias, left.abs().amax((0, 2, 3)), hidden
+
+
+def past(bias: Tensor, visible: Tensor) -> Tensor:
+    """Return a bias `[H, T, T]` at the visible keys at or before each query, of mean 0 in each row; 0 elsewhere."""
+    kept = visible & torch.ones_like(visible).tril()
+    middle = torch.where(kept, bias, 0.0).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(kept, bias - middle, 0.0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.traced import Traced, Value
+from veriformer.properties.definitions.sinusoids import closed_form
 
 
 def embedding_factor(seen: Traced) -> tuple[float, str] | None:
@@ -61,6 +65,30 @@ def position_steps(seen: Traced, length: int, width: int) -> list[Tensor]:
         if float((steps - steps[:1]).abs().amax()) <= 1e-4 * float(x.abs().amax()) and bool(steps.abs().amax() > 1e-6):
             found.append(steps[0])
     return found
+
+
+def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> float:
+    """Return how far steps `[T, D]` are from those of the sinusoidal table, weighed or not, from position 0, 1 or 2 on.
+
+    Args:
+        steps: of `position_steps`.
+        width: D.
+        base: of the wavelengths.
+        layout: "interleaved", "halves" or "" for the nearer one.
+    """
+    half = torch.arange(width // 2, dtype=torch.float64)
+    spread = base ** (-half / max(width // 2 - 1, 1))  # tensor2tensor's run to the base itself
+    errors = []
+    for arrangement, first in product([layout] if layout else ["interleaved", "halves"], (0, 1, 2)):
+        angles = torch.arange(first, len(steps) + first, dtype=torch.float64)[:, None] * spread
+        both = (angles.sin(), angles.cos())
+        other = torch.cat(both, -1) if arrangement == "halves" else torch.stack(both, -1).flatten(1)
+        for table in (closed_form(len(steps), width, base, arrangement, first), other):
+            if table.shape == steps.shape:
+                wanted = table - table[:1]
+                scale = float((wanted * steps).sum() / wanted.square().sum())
+                errors.append(float((steps - (scale or 1.0) * wanted).abs().amax()))
+    return min(errors)
 
 
 def first_rows(seen: Traced, module: nn.Module, length: int, width: int) -> list[tuple[int, str]]:

@@ -24,6 +24,7 @@ class NormCall:
         given: `[..., D]` tokens, float64.
         made: `[..., D]`.
         eps: that explains it.
+        when: number of values that were made before it ended.
     """
 
     place: str
@@ -32,6 +33,7 @@ class NormCall:
     given: Tensor
     made: Tensor
     eps: float
+    when: int
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -56,8 +58,27 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     for kind in ("layer", "rms"):
         for eps in _EPS if own is None else (own, *_EPS):
             if fits(y, normalised(x, kind, eps), limit):
-                return NormCall(call.place, call.part, kind, given, made, eps)
-    return NormCall(call.place, call.part, "", given, made, own or 0.0)
+                return NormCall(call.place, call.part, kind, given, made, eps, call.when)
+    return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
+
+
+def held(norm: NormCall) -> tuple[Tensor, Tensor]:
+    """Return the gain and the bias `[D]` that a norm holds, float64; ones and zeros where it has none."""
+    width = norm.given.shape[-1]
+    vectors = [(n, p.detach().double()) for n, p in norm.part.named_parameters(recurse=False) if p.shape == (width,)]
+    shifts = [v for n, v in vectors if any(word in n for word in ("bias", "beta", "shift"))]
+    gains = [v for _, v in vectors if not any(v is s for s in shifts)]
+    ones, zeros = torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    gain, bias, *_ = [*gains[:1], *[ones] * (not gains), *shifts, *gains[1:], zeros]  # a second vector is the bias
+    return gain, bias
+
+
+def measured_gain(norm: NormCall) -> Tensor:
+    """Return the gain `[D]` that explains what a norm of known kind gave best, float64."""
+    width = norm.given.shape[-1]
+    plain, made = normalised(norm.given, norm.kind, norm.eps).reshape(-1, width), norm.made.reshape(-1, width)
+    middle = plain - plain.mean(0)
+    return (middle * (made - made.mean(0))).sum(0) / middle.square().sum(0).clamp(min=1e-300)
 
 
 def normalised(x: Tensor, kind: str, eps: float) -> Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from veriformer.properties.anatomy.traced import Traced, Value
+from veriformer.properties.anatomy.traced import Traced
 
 _NEXT = 40  # values between a map's output and the sum that takes it: dropouts, norms, casts, a bias, another sublayer
+_ONE = 1e-3
+_SEEN = 1e-4  # of a branch: what is below rounding beside its stream has no factor that could be told
 _BACK = 160  # values before that the stream may be: a sublayer's own
 
 
@@ -40,38 +43,59 @@ def _residual_sums(seen: Traced, width: int) -> list[Sum]:
     for product in seen.products:
         if product.output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
             continue
-        if one := _sum_of(seen.values, product.when, product.place, seen.limit):
+        if one := _sum_of(seen, product.when, product.place):
             found.append(one)
     return found
 
 
-def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | None:
-    branch = _flat(values[when].output)
-    later = [v for v in values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
-    behind = [v for v in later if v.name == "add"]
-    for total in behind:
+def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
+    branch = _flat(seen.values[when].output)
+    later = [v for v in seen.values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
+    sums = [v for v in later if v.name == "add"]
+    for total in sums:
         y = _flat(total.output)
-        biased = [branch]
-        before = [v for v in later if v.when < total.when and v.name == "add"]
-        biased += [
-            _flat(v.output) for v in before if _is_row_shift(_flat(v.output), branch, total.output.shape[-1], limit)
-        ]
-        for b in biased:
-            square = (b @ b).clamp(min=1e-300)
-            for value in reversed(values[max(0, when - _BACK) : when]):
-                if value.output.numel() != y.numel():
-                    continue
-                x = _flat(value.output)
-                own = x - (x @ b) / square * b
-                size = own @ own
-                if float(size) <= 1e-12 * float(x @ x):
-                    continue
-                a = (own @ y) / size
-                c = ((y - a * x) @ b) / square
-                explains = float((y - a * x - c * b).abs().amax()) <= limit * float(y.abs().amax())
-                if explains and min(abs(float(a)), abs(float(c))) > limit:
-                    return Sum(place, float(a), float(c), total.when)
+        before = [_flat(v.output) for v in sums if v.when < total.when]
+        biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
+        fits = (
+            fit
+            for b in (branch, *biased)
+            for x in _streams(seen, when, y.numel())
+            if (fit := _fit(y, x, b, seen.limit))
+        )
+        first = None
+        for stream, part in fits:
+            first = first or (stream, part)
+            if abs(stream - 1) <= _ONE:
+                return Sum(place, stream, part, total.when)
+        if first:
+            return Sum(place, *first, total.when)
     return None
+
+
+def _streams(seen: Traced, when: int, size: int) -> Iterator[Tensor]:
+    """Yield what the stream may be: values before, and what modules are given, which no operation need have made.
+
+    A stream times a number may be a value of its own: that it is taken once shows by the stream itself.
+    """
+    for value in reversed(seen.values[max(0, when - _BACK) : when]):
+        if value.output.numel() == size:
+            yield _flat(value.output)
+    for call in seen.calls:
+        if call.since <= when and call.given.numel() == size:
+            yield _flat(call.given)
+
+
+def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
+    """Return the factors of `y = f x + g b` where that holds up to rounding, and the part of b is seen in it."""
+    own = x - (x @ b) / (b @ b).clamp(min=1e-300) * b
+    size = own @ own
+    if float(size) <= 1e-12 * float(x @ x):
+        return None
+    stream = (own @ y) / size
+    branch = ((y - stream * x) @ b) / (b @ b).clamp(min=1e-300)
+    left, part = float((y - stream * x - branch * b).abs().amax()), float((branch * b).abs().amax())
+    explains = left <= limit * float(y.abs().amax()) and left <= _SEEN * part
+    return (float(stream), float(branch)) if explains and min(abs(float(stream)), abs(float(branch))) > limit else None
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Head:
 
 
 @dataclass
-class _Parts:
+class Parts:
     """All parts of what a linear map gave that may be heads, side by side or every n-th channel.
 
     Attributes:
@@ -80,14 +80,15 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
     return None
 
 
-def _parts(seen: Traced, value: Value, length: int, width: int) -> list[_Parts]:
-    known: list[_Parts] = seen.once(
-        ("parts", value.when, length, width), lambda: _parts_of(value.output.double(), seen.batch, length, width)
+def _parts(seen: Traced, value: Value, length: int, width: int) -> list[Parts]:
+    known: list[Parts] = seen.once(
+        ("parts", value.when, length, width), lambda: parts_of(value.output.double(), seen.batch, length, width)
     )
     return known
 
 
-def _parts_of(output: Tensor, batch: int, length: int, width: int) -> list[_Parts]:
+def parts_of(output: Tensor, batch: int, length: int, width: int) -> list[Parts]:
+    """Return all parts of so many channels of the tokens of some tensor; none where it holds no such tokens."""
     channels, left = divmod(output.numel(), batch * length)
     if left or channels % width or channels < width:
         return []
@@ -96,7 +97,7 @@ def _parts_of(output: Tensor, batch: int, length: int, width: int) -> list[_Part
     for tokens in _as_tokens(output, batch, length):
         for step in (n for n in range(1, count + 1) if count % n == 0):
             sizes = tokens.unflatten(-1, (count // step, width, step)).norm(dim=-2)
-            found.append(_Parts(tokens, step, sizes.reshape(-1, count).T))
+            found.append(Parts(tokens, step, sizes.reshape(-1, count).T))
     return found
 
 

@@ -68,6 +68,7 @@ class ModuleCall:
         part: itself.
         given: its first tensor, a copy.
         made: its output, a copy.
+        since: number of values that were made before it began.
         when: number of values that were made before it ended.
     """
 
@@ -75,6 +76,7 @@ class ModuleCall:
     part: nn.Module
     given: Tensor
     made: Tensor
+    since: int
     when: int
 
 
@@ -114,7 +116,7 @@ class _Watch(DispatchWatch):
         super().__init__()
         self.traced = seen
         self.within: list[str] = []
-        self.given: list[Tensor | None] = []
+        self.given: list[tuple[Tensor | None, int]] = []
         self.largest = largest
         self.constant = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
@@ -160,17 +162,18 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
             given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
             fits = given is not None and given.numel() <= _LARGEST
             watch.within.append(name)
-            watch.given.append(given.detach().clone() if given is not None and fits else None)
+            kept = given.detach().clone() if given is not None and fits else None
+            watch.given.append((kept, len(watch.traced.values)))
 
         return hook
 
     def leave(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not watch.within:
             return
-        place, given = watch.within.pop(), watch.given.pop()
+        place, (given, since) = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
             made, when = output.detach().clone(), len(watch.traced.values)
-            watch.traced.calls.append(ModuleCall(place, part, given, made, when))
+            watch.traced.calls.append(ModuleCall(place, part, given, made, since, when))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:

@@ -220,13 +220,17 @@ def _hides_by_design(subject: Subject) -> str | None:
 )
 def every_head_has_the_mask(case: Case) -> None:
     """Through a stack a layer that hides too much is made up for by the others, and a window that is one too wide is
-    lost in their reach: so the weights of each are looked at. Without a mask argument nothing is padding.
+    lost in their reach: so the weights of each are looked at. Without a mask argument nothing is padding. Layers with
+    a window beside layers without one are a design, where no window is declared.
     """
     flowing = flow(case)
     known = [(i, a, w) for i, a in enumerate(followed(flowing.seen)) if (w := _wanted(flowing, a)) is not None]
     if not known:
         case.does_not_apply("no attention over its sequences could be followed")
+    whole = any(torch.equal(a.hidden, (~w).expand_as(a.hidden)) for _, a, w in known)
     for number, attention, allowed in known:
+        if whole and not case.subject.declares.get("window") and _is_local(attention.hidden):
+            continue
         hidden = case.apply(hidden_keys, flowing.seen, number)
         wrong = hidden != ~allowed
         case.witness()
@@ -241,6 +245,14 @@ def every_head_has_the_mask(case: Case) -> None:
             cause=lambda hidden=hidden, allowed=allowed, place=place: _mask_cause(hidden, allowed, place),  # type: ignore[misc]
             asks=("sparse", True) if bool((hidden | allowed).all()) else None,
         )
+
+
+def _is_local(hidden: Tensor) -> bool:
+    """Whether all heads see one window of the past, `[H, T, T]`; one that leaves out the farthest key alone may err."""
+    length = hidden.shape[-1]
+    if hidden.shape[-2] != length:
+        return False
+    return any(torch.equal(hidden, (~causal_region(length, w)).expand_as(hidden)) for w in range(2, length - 1))
 
 
 def hidden_keys(seen: Traced, number: int) -> Tensor:

@@ -8,7 +8,14 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import attentions
 from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps
 from veriformer.properties.anatomy.flow import Flow, flow
-from veriformer.properties.anatomy.norms import NormCall, norm_calls, normalised, norms_at_the_end, stands_behind_norm
+from veriformer.properties.anatomy.norms import (
+    NormCall,
+    held,
+    norm_calls,
+    normalised,
+    norms_at_the_end,
+    stands_behind_norm,
+)
 from veriformer.properties.anatomy.residual import Sum, residual_sums
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
@@ -104,6 +111,7 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         got=slip or _WORDS.get(odd.kind, ""),
         expected=_WORDS[kind],
         cause=lambda: f"{odd.place}: {slip}" if slip else f"the formula of {odd.place} is {odd.kind}",
+        asks=("norm", "other"),
     )
     placement = case.subject.declares.get("norm_placement")
     if placement == "pre":
@@ -129,13 +137,7 @@ def _slip(norm: NormCall, kind: str, limit: float) -> str | None:
     """Name the wrong formula that a norm follows with the gain and bias that it holds."""
     width = norm.given.shape[-1]
     x, y = (z.reshape(len(z), -1, width) if z.ndim > 2 else z[None] for z in (norm.given, norm.made))
-    gain, bias = torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    for name, parameter in norm.part.named_parameters(recurse=False):
-        if parameter.shape == (width,):
-            if any(word in name for word in ("bias", "beta", "shift")):
-                bias = parameter.detach().double()
-            else:
-                gain = parameter.detach().double()
+    gain, bias = held(norm)
     bound = 10 * limit * float(y.abs().amax())
     for own in (gain, 1 + gain):  # a gain may be kept as its distance from 1
         if norm.kind and float((y - own * normalised(x, norm.kind, norm.eps) - bias).abs().amax()) <= bound:
@@ -233,7 +235,12 @@ def last_norms(seen: Traced, width: int) -> Tensor:
     formula="x <- x + F(x): both with factor 1, in every sublayer of every layer",
     source="He et al. 2016, equation 1.",
     kinds=KINDS,
-    unless=(needs_module, excludes_fact("residual", False), excludes_fact("structure", "other")),
+    unless=(
+        needs_module,
+        excludes_fact("residual", False),
+        excludes_fact("structure", "other"),
+        excludes_fact("quantised"),
+    ),
     examples_factor=0.2,
 )
 def sums_take_both_once(case: Case) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.anatomy.attention import Attention, followed
-from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps
+from veriformer.properties.anatomy.attention import Attention, followed, past
+from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
 from veriformer.properties.anatomy.flow import Flow, flow
-from veriformer.properties.anatomy.sources import Head
+from veriformer.properties.anatomy.rotations import (
+    BASES,
+    goes_on_as_it_is,
+    is_still,
+    rotation_misfit,
+    stands_still,
+    turning_misfit,
+)
 from veriformer.properties.anatomy.traced import Traced
-from veriformer.properties.definitions.angles import turned
-from veriformer.properties.definitions.sinusoids import closed_form
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
@@ -26,7 +30,6 @@ from veriformer.reference.position_bias import alibi_slopes
 
 KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _ROUNDED = 2**-8  # the factor may be rounded to bfloat16
-_BASES = (1e2, 5e2, 1e3, 5e3, 1e4, 2e4, 1e5, 5e5, 1e6, 1e7)
 
 
 def _declares_what_enters(subject: Subject) -> str | None:
@@ -133,13 +136,6 @@ def expected_bias(seen: Traced, length: int, other: int, number: int, slopes: li
     return past(torch.tensor(slopes, dtype=torch.float64)[:, None, None] * (at[None, :] - at[:, None]), visible)
 
 
-def past(bias: Tensor, visible: Tensor) -> Tensor:
-    """Return a bias `[H, T, T]` at the visible keys at or before each query, of mean 0 in each row; 0 elsewhere."""
-    kept = visible & torch.ones_like(visible).tril()
-    middle = torch.where(kept, bias, 0.0).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(kept, bias - middle, 0.0)
-
-
 def _slope_cause(bias: Tensor, expected: Tensor, place: str) -> str | None:
     """Say by how much the slopes differ, head by head."""
     square = expected.square().sum((1, 2)).clamp(min=1e-300)
@@ -169,6 +165,8 @@ def _rotary(case: Case, flowing: Flow) -> None:
             rotation_error, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
         )
         place = attention.place or "the model"
+        if case.subject.declares.get("structure") == "other" and _is_left_out(attention, known, flowing.limit):
+            continue
         base = None if error < 1e3 * flowing.limit else _other_base(attention, own, flowing.limit)
         case.require(
             error < 1e3 * flowing.limit,
@@ -178,7 +176,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             error=error,
             tolerance=1e3 * flowing.limit,
             cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
-            asks=("base", base) if base else None,
+            asks=("base", base) if base else _asks_of(attention, known, flowing.limit),
         )
         values = case.apply(
             turned_values, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
@@ -227,56 +225,41 @@ def rotation_error(seen: Traced, length: int, other: int, number: int, base: flo
         width: channels that are turned.
         layout: "halves", "interleaved" or "" for either.
     """
-    return torch.tensor(_best(_traced_back(seen, length, other)[number], base, width, layout))
+    return torch.tensor(rotation_misfit(_traced_back(seen, length, other)[number], base, width, layout))
 
 
 def turned_values(seen: Traced, length: int, other: int, number: int, base: float, width: int, layout: str) -> Tensor:
-    """Return how many heads of an attention have values that are turned; arguments as of `rotation_error`."""
+    """Return how many heads of an attention give turned values on; arguments as of `rotation_error`."""
     attention = _traced_back(seen, length, other)[number]
     count = 0
     for head, source in enumerate(attention.value_from):
-        if source is None or _is_still(attention.value[:, head : head + 1], [source], seen.limit):
+        if source is None or is_still(attention.value[:, head : head + 1], [source], seen.limit):
             continue
         rows = attention.value[:, head : head + 1]
-        count += _nearest(((rows, [source]),), base, width, layout) < 1e3 * seen.limit
+        is_turned = turning_misfit(((rows, [source]),), base, width, layout) < 1e3 * seen.limit
+        count += is_turned and goes_on_as_it_is(seen, attention, head)
     return torch.tensor(count)
-
-
-def _best(attention: Attention, base: float, width: int, layout: str) -> float:
-    """Return the relative error of the layout, sense and first position that explain queries and keys best."""
-    both = ((attention.query, attention.query_from), (attention.key, attention.key_from))
-    return _nearest(both, base, width, layout)
-
-
-_Sides = tuple[tuple[Tensor, list[Head | None]], ...]
-
-
-def _nearest(sides: _Sides, base: float, width: int, layout: str) -> float:
-    # a first position of 1 or 2 gives the same scores as one of 0
-    forms = product([layout] if layout else ["halves", "interleaved"], (1.0, -1.0), (0, 1, 2))
-    return min(max(_errors(sides, base, width, *form)) for form in forms)
-
-
-def _errors(sides: _Sides, base: float, width: int, layout: str, sign: float, start: int) -> Iterator[float]:
-    for rows, sources in sides:
-        at = torch.arange(rows.shape[2], dtype=torch.float64) + start
-        angles = at[:, None] * base ** (-torch.arange(0, width - 1, 2, dtype=torch.float64) / width)
-        for head, source in enumerate(sources):
-            if source is not None:
-                wanted = turned(source.source * source.factor, angles, layout, sign)
-                yield float((rows[:, head] - wanted).abs().amax() / rows[:, head].abs().amax())
 
 
 def _other_base(attention: Attention, own: _Angles, limit: float) -> float | None:
     """Return another base that explains the rotation."""
-    return next((b for b in _BASES if _best(attention, b, own.width, own.layout) < 1e3 * limit), None)
+    return next((b for b in BASES if rotation_misfit(attention, b, own.width, own.layout) < 1e3 * limit), None)
+
+
+def _is_left_out(attention: Attention, others: list[Attention], limit: float) -> bool:
+    """Whether nothing is turned in one attention and something is in another: layers without positions, by design."""
+    return stands_still(attention, limit) and not all(stands_still(a, limit) for a in others)
+
+
+def _asks_of(attention: Attention, others: list[Attention], limit: float) -> tuple[str, str] | None:
+    return ("structure", "other") if _is_left_out(attention, others, limit) else None
 
 
 def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | None, limit: float) -> str | None:
     """Say what is done to queries and keys instead."""
     if base:
         return f"the angles in {place} are those of base {base:g}"
-    still = [_is_still(rows, sources, limit) for rows, sources in (
+    still = [is_still(rows, sources, limit) for rows, sources in (
         (attention.query, attention.query_from), (attention.key, attention.key_from))]  # fmt: skip
     if all(still):
         return f"neither queries nor keys are turned in {place}"
@@ -285,16 +268,11 @@ def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | No
         return f"in {place} {which} are turned and {other} are not"
     wide = attention.query.shape[-1]
     for part in (wide // 2, wide // 4, wide):
-        if part >= 2 and part != own.width and _best(attention, own.base, part, "") < 1e3 * limit:
+        if part >= 2 and part != own.width and rotation_misfit(attention, own.base, part, "") < 1e3 * limit:
             return f"{part} of {wide} channels are turned in {place}"
-    if own.layout and _best(attention, own.base, own.width, "") < 1e3 * limit:
+    if own.layout and rotation_misfit(attention, own.base, own.width, "") < 1e3 * limit:
         return f"the channels of a pair in {place} do not stand as declared (layout={own.layout!r})"
     return None
-
-
-def _is_still(rows: Tensor, sources: list[Head | None], limit: float) -> bool:
-    pairs = [(rows[:, h], s.source * s.factor) for h, s in enumerate(sources) if s is not None]
-    return bool(pairs) and all(float((a - b).abs().amax()) <= 1e2 * limit * float(b.abs().amax()) for a, b in pairs)
 
 
 def _sinusoidal(case: Case, flowing: Flow) -> None:
@@ -322,36 +300,17 @@ def _sinusoidal(case: Case, flowing: Flow) -> None:
 
 def table_error(seen: Traced, length: int, width: int, base: float, layout: str) -> Tensor:
     """Return how far what positions add in all, at the last of the first sums, is from the closed form."""
-    return torch.tensor(_table_error(position_steps(seen, length, width)[-1], width, base, layout))
-
-
-def _table_error(steps: Tensor, width: int, base: float, layout: str) -> float:
-    errors = []
-    for arrangement, first in product([layout] if layout else ["interleaved", "halves"], (0, 1, 2)):
-        angles = torch.arange(first, len(steps) + first, dtype=torch.float64)[:, None]
-        to_the_end = base ** (
-            -torch.arange(width // 2, dtype=torch.float64) / max(width // 2 - 1, 1)
-        )  # tensor2tensor's
-        spread = angles * to_the_end
-        both = (spread.sin(), spread.cos())
-        other = torch.cat(both, -1) if arrangement == "halves" else torch.stack(both, -1).flatten(1)
-        for table in (closed_form(len(steps), width, base, arrangement, first), other):
-            if table.shape != steps.shape:
-                continue
-            wanted = table - table[:1]
-            scale = float((wanted * steps).sum() / wanted.square().sum())  # it may be weighed against the embeddings
-            errors.append(float((steps - (scale or 1.0) * wanted).abs().amax()))
-    return min(errors)
+    return torch.tensor(sinusoid_misfit(position_steps(seen, length, width)[-1], width, base, layout))
 
 
 def _table_base(steps: Tensor, width: int, layout: str, limit: float) -> tuple[str, float] | None:
-    return next((("base", b) for b in _BASES if _table_error(steps, width, b, layout) < 1e3 * limit), None)
+    return next((("base", b) for b in BASES if sinusoid_misfit(steps, width, b, layout) < 1e3 * limit), None)
 
 
 def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: float) -> str | None:
     if other := _table_base(steps, width, layout, limit):
         return f"the table is that of base {other[1]:g}, not {base:g}"
-    if layout and _table_error(steps, width, base, "") < 1e3 * limit:
+    if layout and sinusoid_misfit(steps, width, base, "") < 1e3 * limit:
         return f"its channels are not laid out as declared ({layout})"
     return None
 
