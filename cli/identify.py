@@ -10,6 +10,7 @@ from rich.console import Console
 from tabulate import tabulate
 
 from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
+from veriformer.reports.anatomy import tree_of
 
 
 @click.command()
@@ -20,8 +21,8 @@ from veriformer.cli.processes.asking import Pool, RefusedError, Task, warm_up
 def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int:
     """Say what TARGETs are: causal, windowed, where positions and norms stand, their scale, what is coupled.
 
-    What is seen is set beside what is declared; `veriformer check` judges both. Exit status: 0, or 2 where nothing
-    could be seen.
+    What is seen is set beside what is declared; `veriformer check` judges both. Then what flows inside, part by part,
+    as the measured numbers tell it. Exit status: 0, or 2 where nothing could be seen.
     """
     warm_up()
     settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0}
@@ -52,7 +53,7 @@ def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
         records.append({**head, "declared": described["facts"], **answer})
 
     def lost(why: str, late: bool) -> None:
-        records.append({**head, "declared": described["facts"], "error": why, "findings": []})
+        records.append({**head, "declared": described["facts"], "error": why, "findings": [], "anatomy": []})
 
     return Task("identify", lambda: {"target": described["target"]}, done, lost, [], 120.0)
 
@@ -70,3 +71,5 @@ def _show(console: Console, record: dict[str, Any]) -> None:
         rows.append([f"  {finding['name']}", str(finding["value"]), beside, finding["how"]])
     width = max(40, console.width - 75)
     console.print(tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, None, width]))
+    if record["anatomy"]:
+        console.print(tree_of(record["anatomy"]), soft_wrap=False)

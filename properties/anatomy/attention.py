@@ -1,8 +1,9 @@
 """The attentions of a model, found by their weights: what they are made of, head by head, told by regression.
 
-Rows that are not negative and sum to one, multiplied by something: weights and values. Before them a product of as many
-numbers that their logarithms follow, up to one factor and one table a head: scores, their factor, bias and mask.
-Neither names nor the order of operations matter, so that hand-written softmaxes, masks and scalings are seen alike.
+Rows that are not negative and sum to one number, multiplied by something: weights and values. Before them a product of
+as many numbers that their logarithms follow, up to one factor and one table a head: scores, their factor, bias and
+mask. Neither names nor the order of operations matter, so that hand-written softmaxes, masks and scalings are seen
+alike.
 """
 
 from __future__ import annotations
@@ -12,36 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from veriformer.properties.anatomy.sources import Head, source_of
 from veriformer.properties.anatomy.traced import Product, Traced
 
 _HIDDEN = 1e-25
 """Weights below are those of hidden keys: scores of models re-drawn to unit gain lie within some tens."""
 
-
-@dataclass
-class Head:
-    """Where a head's queries or keys come from.
-
-    Attributes:
-        source: `[B, T, K]`: the part of an earlier product that it is, but for a factor and a rotation.
-        factor: by which it was multiplied since.
-        when: number of that product among the values.
-        place: the module that made it.
-        start: first channel of the part.
-        step: from one of its channels to the next.
-    """
-
-    source: Tensor
-    factor: float
-    when: int
-    place: str
-    start: int
-    step: int
-
-    @property
-    def channels(self) -> list[int]:
-        """The channels of the product that it is."""
-        return [self.start + n * self.step for n in range(self.source.shape[-1])]
+_SUM = 1e-4
+"""Sums of weights that differ by no more are one number: softmaxes are computed in float32 in most models."""
 
 
 @dataclass
@@ -50,6 +29,7 @@ class Attention:
 
     Attributes:
         place: path of the module that computes it.
+        over: "keys", or "queries" where the columns of its weights sum to one and its rows do not.
         weights: `[B, H, T, S]`, float64.
         query: `[B, H, T, K]`, as it enters the scores.
         key: `[B, H, S, K]`.
@@ -65,6 +45,7 @@ class Attention:
     """
 
     place: str
+    over: str
     weights: Tensor
     query: Tensor
     key: Tensor
@@ -86,84 +67,135 @@ class Attention:
             for f, q, k in zip(self.factor, self.query_from, self.key_from, strict=True)
         ]
 
+    def is_followed(self, limit: float) -> bool:
+        """Whether the weights of every head follow its scores, up to rounding."""
+        return bool((self.misfit <= 10 * limit * (1 + self.bias.abs().amax((1, 2)))).all())
 
-def attentions(seen: Traced, batch: int, limit: float) -> list[Attention]:
-    """Return the attentions of a forward on some samples, in order.
+    def is_over(self, *lengths: int) -> bool:
+        """Whether it is that of a sequence of one of these lengths over itself."""
+        _, queries, keys = self.hidden.shape
+        return queries == keys and queries in lengths
 
-    Args:
-        seen: its trace.
-        batch: number B of samples, which no other axis coincides with.
-        limit: largest relative difference that is rounding.
-    """
+
+def attentions(seen: Traced) -> list[Attention]:
+    """Return the attentions of a forward, in order; of some the weights may not follow the scores."""
+    found: list[Attention] = seen.once("attentions", lambda: _attentions(seen))
+    return found
+
+
+def followed(seen: Traced) -> list[Attention]:
+    """Return the attentions of which the weights follow the scores, in order."""
+    return [a for a in attentions(seen) if a.is_followed(seen.limit)]
+
+
+def _attentions(seen: Traced) -> list[Attention]:
     found: list[Attention] = []
     used: set[int] = set()
     for number, product in enumerate(seen.products):
-        for weights, value in ((product.left, product.right), (product.right.mT, product.left.mT)):
-            if not _are_weights(weights, batch):
+        forms = ((product.left, product.right), (product.right.mT, product.left.mT))
+        named = [(_normalised_over(weights, seen.batch), weights, value) for weights, value in forms]
+        for over, weights, value in sorted((n for n in named if n[0]), key=lambda n: n[0]):
+            candidates = []
+            for scores in _scores_before(seen.products[:number], weights, used):
+                if readings := _readings(seen, scores, weights, value, product, over):
+                    candidates.append((scores.when, readings))
+                    if _fits(readings, seen.limit):
+                        break
+            if not candidates:
                 continue
-            scores = _scores_before(seen.products[:number], weights, used)
-            if scores is None:
-                continue
-            if (one := _read(seen, scores, weights, value, product, batch, limit)) is not None:
-                used.add(scores.when)
-                found.append(one)
+            scored, readings = candidates[-1] if _fits(candidates[-1][1], seen.limit) else candidates[0]
+            if over == "keys" or _fits(readings, seen.limit):
+                used.add(scored)
+                found.append(_with_sources(seen, readings, scored))
                 break
     return found
 
 
-def _are_weights(x: Tensor, batch: int) -> bool:
-    """Whether a factor of a product holds rows of weights, several for each sample."""
+def _fits(readings: list[Attention], limit: float) -> bool:
+    return any(one.is_followed(limit) for one in readings)
+
+
+def _normalised_over(x: Tensor, batch: int) -> str:
+    """Return whether a factor of a product holds weights over its rows ("keys") or columns; "" for neither."""
     several = x.ndim >= 3 and min(x.shape[-2:]) >= 2 and x.shape[:-2].numel() % batch == 0
-    if not several or not bool((x >= 0).all()):
-        return False
-    sums = x.double().sum(-1)
-    return bool(((sums <= 1 + 1e-4) & (sums > 1e-3)).all()) and not bool((x == x.flatten()[0]).all())
+    if not several or not bool((x >= 0).all()) or bool((x == x.flatten()[0]).all()):
+        return ""
+    wide = x.double()
+    rows, columns = wide.sum(-1), wide.sum(-2)
+    is_one_number = bool((rows - rows.mean()).abs().amax() <= _SUM * rows.mean())
+    if bool((rows > 1e-3).all()) and (bool((rows <= 1 + _SUM).all()) or is_one_number):
+        return "keys"
+    return "queries" if bool(((columns - 1).abs() <= _SUM).all()) else ""
 
 
-def _scores_before(products: list[Product], weights: Tensor, used: set[int]) -> Product | None:
-    """Return the last product before of as many numbers, with rows or columns as long."""
+def _scores_before(products: list[Product], weights: Tensor, used: set[int]) -> list[Product]:
+    """Return the products before of as many numbers, with rows or columns as long, the last one first."""
+    found = []
     for product in reversed(products):
         sizes = product.output.shape[-2:]
         fits = product.output.numel() == weights.numel() and weights.shape[-1] in sizes
         fits = fits and (weights.shape[-2] in sizes or max(sizes) % weights.shape[-2] == 0)
         if fits and product.when not in used and product.output.ndim >= 3:
-            return product
-    return None
+            found.append(product)
+    return found
 
 
-def _read(
-    seen: Traced, scores: Product, weights: Tensor, value: Tensor, product: Product, batch: int, limit: float
-) -> Attention | None:
-    """Return the attention that scores, weights and values belong to; None where they do not belong together."""
+def _readings(
+    seen: Traced, scores: Product, weights: Tensor, value: Tensor, product: Product, over: str
+) -> list[Attention]:
+    """Return an attention of scores, weights and values, without sources: with samples before heads, and behind them.
+
+    None where these do not belong together.
+    """
     query, key = scores.left.double(), scores.right.double().mT
-    raw = query @ key.mT  # without what `baddbmm` adds or multiplies by
-    if raw.shape[-1] != weights.shape[-1]:
-        raw, query, key = raw.mT, key, query
-    rows = raw.shape[-2]
-    if (
-        rows != weights.shape[-2] and rows % weights.shape[-2] == 0
-    ):  # groups of heads that share keys, one behind another
-        groups = rows // weights.shape[-2]
+    length = weights.shape[-1]
+    found: list[Attention] = []
+    # without what `baddbmm` adds or multiplies by; keys may stand before queries, which a square does not show
+    for q, k in ((query, key), (key, query)):
+        if k.shape[-2] == length and not _fits(found, seen.limit):
+            found += _laid_out(seen, q, k, weights, value, product, over)
+    return found
+
+
+def _laid_out(
+    seen: Traced, query: Tensor, key: Tensor, weights: Tensor, value: Tensor, product: Product, over: str
+) -> list[Attention]:
+    raw = query @ key.mT
+    groups, rest = divmod(raw.shape[-2], weights.shape[-2])
+    if groups > 1 and not rest:  # heads that share keys stand one behind another
         query = query.unflatten(-2, (groups, -1))
         key = key.unsqueeze(-3).expand(*key.shape[:-2], groups, *key.shape[-2:])
     parts = [x.reshape(-1, *x.shape[-2:]).double() for x in (weights, raw.reshape(weights.shape), query, key, value)]
-    if any(len(x) % batch for x in parts):
-        return None  # a table of relative positions, say, that all samples share
-    readings = []
-    for is_head_first in (False, True) if len(parts[0]) > batch else (False,):
-        w, r, q, k, v = (_by_sample(x, batch, is_head_first) for x in parts)
-        factor, bias, misfit, hidden = _fitted(w, r)
-        one = Attention(product.place, w, q, k, v, hidden, factor, bias, misfit, [], [], [], product.when)
-        one = replace(
-            one,
-            query_from=[_source(seen, q[:, h], scores.when, limit) for h in range(q.shape[1])],
-            key_from=[_source(seen, k[:, h], scores.when, limit) for h in range(k.shape[1])],
-            value_from=[_source(seen, v[:, h], product.when, limit) for h in range(v.shape[1])],
-        )
-        readings.append(one)
-        if all(h is not None for h in (*one.query_from, *one.key_from)):
+    if any(len(x) % seen.batch for x in parts):
+        return []  # a table of relative positions, say, that all samples share
+    found = []
+    for is_head_first in (False, True) if len(parts[0]) > seen.batch else (False,):
+        w, r, q, k, v = (_by_sample(x, seen.batch, is_head_first) for x in parts)
+        factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
+        if over == "queries":
+            bias, hidden = bias.mT, hidden.mT
+        found.append(Attention(product.place, over, w, q, k, v, hidden, factor, bias, misfit, [], [], [], product.when))
+    return found
+
+
+def _with_sources(seen: Traced, readings: list[Attention], scored: int) -> Attention:
+    """Return the reading of which most is known, with where its heads come from.
+
+    Args:
+        seen: the trace of a forward.
+        readings: of one attention.
+        scored: number of its scores among the values.
+    """
+    found = []
+    for one in [r for r in readings if r.is_followed(seen.limit)] or readings:
+        heads = range(one.query.shape[1])
+        query = [source_of(seen, one.query[:, h], scored) for h in heads]
+        key = [source_of(seen, one.key[:, h], scored) for h in heads]
+        value = [source_of(seen, one.value[:, h], one.when) for h in heads]
+        found.append(replace(one, query_from=query, key_from=key, value_from=value))
+        if all(h is not None for h in (*query, *key)):
             break
-    return max(readings, key=lambda a: sum(h is not None for h in (*a.query_from, *a.key_from)))
+    return max(found, key=lambda a: sum(h is not None for h in (*a.query_from, *a.key_from)))
 
 
 def _by_sample(x: Tensor, batch: int, is_head_first: bool) -> Tensor:
@@ -200,50 +232,8 @@ def _fitted(weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return factor, bias, left.abs().amax((0, 2, 3)), hidden
 
 
-def _source(seen: Traced, part: Tensor, before: int, limit: float) -> Head | None:
-    """Return the part of an earlier product that a head's queries or keys `[B, T, K]` are, rotated and scaled or not.
-
-    Rotations keep the norms of tokens: one number explains the norms of all tokens in the right part, and in no other.
-    """
-    batch, length, width = part.shape
-    norms = part.norm(dim=-1).flatten()
-    if not float(norms.min()) > 0 or float(norms.std() / norms.mean()) < 1e-3:
-        return None  # of one norm: normalised, or nothing to tell by
-    for value in reversed(seen.values[:before]):
-        rows = value.output.numel() / (batch * length)
-        if not _may_be_linear(value.name) or rows % width or rows < width:
-            continue
-        for tokens in _as_tokens(value.output.double(), batch, length):
-            for start, step, source in _chunks(tokens, width):
-                size = source.norm(dim=-1).flatten()
-                factor = float((norms * size).sum() / size.square().sum().clamp(min=1e-300))
-                if float((norms - factor * size).abs().max()) <= limit * float(norms.max()):
-                    return Head(source, factor, value.when, value.place, start, step)
-    return None
-
-
-def _may_be_linear(name: str) -> bool:
-    return name in ("mm", "bmm", "matmul", "addmm", "baddbmm", "add")
-
-
-def _as_tokens(x: Tensor, batch: int, length: int) -> list[Tensor]:
-    """Return `[B, T, W]` of what a linear map gave: samples first, or time first."""
-    if x.ndim >= 3 and tuple(x.shape[:2]) == (length, batch):
-        return [x.reshape(length, batch, -1).transpose(0, 1)]
-    if x.ndim >= 3 and tuple(x.shape[:2]) == (batch, length):
-        return [x.reshape(batch, length, -1)]
-    if x.shape[-2] == batch * length or x.shape[0] == batch * length:
-        flat = x.reshape(-1, batch * length, x.shape[-1]).transpose(0, 1).reshape(batch * length, -1)
-        return [flat.unflatten(0, (batch, length)), flat.unflatten(0, (length, batch)).transpose(0, 1)]
-    return []
-
-
-def _chunks(tokens: Tensor, width: int) -> list[tuple[int, int, Tensor]]:
-    """Return the parts of `[B, T, W]` that may be heads: first channel, step to the next, and the part."""
-    count = tokens.shape[-1] // width
-    found = []
-    for step in (n for n in range(1, count + 1) if count % n == 0):
-        blocks = tokens.unflatten(-1, (count // step, width, step))
-        places = [(a, b) for a in range(count // step) for b in range(step)]
-        found += [(a * width * step + b, step, blocks[..., a, :, b]) for a, b in places]
-    return found
+def past(bias: Tensor, visible: Tensor) -> Tensor:
+    """Return a bias `[H, T, T]` at the visible keys at or before each query, of mean 0 in each row; 0 elsewhere."""
+    kept = visible & torch.ones_like(visible).tril()
+    middle = torch.where(kept, bias, 0.0).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(kept, bias - middle, 0.0)

@@ -9,24 +9,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veriformer.properties.anatomy.sources import LINEAR
 from veriformer.properties.anatomy.traced import Product, Traced, Value
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "silu": functional.silu,
-    "relu_squared": lambda x: functional.relu(x).square(),
+    "relu_squared": _relu_squared,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "leaky_relu": functional.leaky_relu,
     "elu": functional.elu,
     "mish": functional.mish,
-    "identity": lambda x: x,
+    "identity": _identity,
 }
 """Activations by name, as functions of the numbers that a linear map gave."""
 
+_FEW = 8  # numbers that are compared first: most guesses are wrong in each
 _BEHIND = 12  # linear maps before it that a product's operand may come from
 
 
@@ -70,13 +89,13 @@ class Source:
     channels: range
 
 
-def between_linear_maps(seen: Traced, limit: float) -> list[Between]:
-    """Return every activation that is seen, in order.
+def between_linear_maps(seen: Traced) -> list[Between]:
+    """Return every activation that is seen in a forward, in order."""
+    found: list[Between] = seen.once("activations", lambda: _between_linear_maps(seen))
+    return found
 
-    Args:
-        seen: the trace of a forward.
-        limit: largest relative difference that is rounding.
-    """
+
+def _between_linear_maps(seen: Traced) -> list[Between]:
     found = []
     products = {p.when: p for p in seen.products}
     for product in seen.products:
@@ -84,9 +103,9 @@ def between_linear_maps(seen: Traced, limit: float) -> list[Between]:
             continue  # many products at once: no map of tokens by one matrix
         taken = product.left.double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
-        if told := _explained(taken, before, limit):
-            name, source, other = told
-            first = map_behind(products, seen, source.when)
+        if told := _explained(taken, before, seen.limit):
+            name, is_gated, source = told
+            first = _map_behind(products, source)
             if first is not None:
                 sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
                 found.append(Between(product.place, name, other is not None, *sizes, product.when, source, other))
@@ -94,41 +113,51 @@ def between_linear_maps(seen: Traced, limit: float) -> list[Between]:
 
 
 def _is_linear(value: Value, taken: Tensor) -> bool:
-    is_map = value.name in ("mm", "addmm", "bmm", "matmul", "baddbmm", "add")
-    return is_map and value.output.numel() in (taken.numel(), 2 * taken.numel())
+    return value.name in LINEAR and value.output.numel() in (taken.numel(), 2 * taken.numel())
 
 
-def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None] | None:
-    """Return the activation that gives `taken`, what it was given, and what it is multiplied by."""
-    size = float(taken.abs().amax())
-    width = taken.shape[-1]
-    parts: list[tuple[Source, Tensor]] = []
+def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, bool, Value] | None:
+    """Return the activation that explains `taken` best, whether it is gated, and what it was given.
+
+    Float32 does not tell the two forms of GELU apart by the limit alone: the nearest one counts.
+    """
+    width, size = taken.shape[-1], float(taken.abs().amax())
+    parts: list[tuple[Value, Tensor]] = []
     for value in reversed(before):
         output = value.output.double()
         if output.numel() == taken.numel() and output.shape[-1] == width:
-            parts.append((Source(value.when, range(width)), output.reshape(taken.shape)))
-        elif output.shape[-1] == 2 * width and output.numel() == 2 * taken.numel():
-            halves = (range(width), range(width, 2 * width), range(0, 2 * width, 2), range(1, 2 * width, 2))
-            parts += [(Source(value.when, half), output[..., list(half)].reshape(taken.shape)) for half in halves]
-    for source, part in parts:
-        for name, function in ACTIVATIONS.items():
-            if name != "identity" and float((function(part) - taken).abs().amax()) <= limit * size:
-                return name, source, None
-    for source, part in parts:
-        for name, function in ACTIVATIONS.items():
-            made = function(part)
-            for other, factor in parts:
-                if factor is part:
-                    continue
-                if float((made * factor - taken).abs().amax()) <= limit * size:
-                    return name, source, other
-    for source, part in parts:
-        if float((part - taken).abs().amax()) <= limit * size:
-            return "identity", source, None
-    return None
+            parts.append((value, output.reshape(taken.shape)))
+        elif output.shape[-1] == 2 * width:
+            halves = (*output.chunk(2, -1), output[..., 0::2], output[..., 1::2])
+            parts += [(value, half.reshape(taken.shape)) for half in halves]
+    if not parts:
+        return None
+    starts = torch.stack([part.flatten()[:_FEW] for _, part in parts])
+    few, bound = taken.flatten()[:_FEW], limit * size
+    found: list[tuple[bool, bool, float, int, str]] = []
+    for name, function in ACTIVATIONS.items():
+        made = function(starts)
+        for number in _near(made, few, bound):
+            error = float((function(parts[number][1]) - taken).abs().amax())
+            found.append((name == "identity", False, error, number, name))
+        for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * starts).flatten(0, 1), few, bound)):
+            if other != number:
+                error = float((function(parts[number][1]) * parts[other][1] - taken).abs().amax())
+                found.append((name == "identity", True, error, number, name))
+    fits = [f for f in found if f[2] <= bound]
+    if not fits:
+        return None
+    _, is_gated, _, number, name = min(fits)  # none at all, and a gate, only where nothing else explains it
+    return name, is_gated, parts[number][0]
 
 
-def map_behind(products: dict[int, Product], seen: Traced, value: int) -> Product | None:
+def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:
+    """Return which of `[N, F]` give the first numbers."""
+    numbers: list[int] = ((guesses - few).abs().amax(-1) <= bound).nonzero().flatten().tolist()
+    return numbers
+
+
+def _map_behind(products: dict[int, Product], value: Value) -> Product | None:
     """Return the product that gave a value, or the one before it to which a bias was added."""
     for when in range(value, max(value - 3, -1), -1):
         if when in products and products[when].output.numel() == seen.values[value].output.numel():

@@ -1,4 +1,4 @@
-"""One forward of a case's model, ready to be taken apart: samples and positions that no other size coincides with."""
+"""One forward of a case's model, taken apart: samples and positions that no other size coincides with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.anatomy.attention import Attention, attentions
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 
-BATCH, LENGTH, OTHER = 5, 7, 8
-"""Samples, positions, and positions of the other of two sequences."""
+BATCH, LENGTH = 5, 7
+"""Samples, and positions where no window is longer."""
 
 _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference that is rounding: float64 models have tables that were made in float32."""
@@ -24,28 +23,25 @@ _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class Flow:
-    """A forward that can be run again and taken apart.
+    """A forward that was taken apart.
 
     Attributes:
+        case: of it.
         built: its model.
-        run: calls it.
-        limit: largest relative difference that is rounding.
-        length: positions of its sequence.
+        inputs: what it was called on, `[B, T]` or `[B, T, D]`, the source before the target.
+        length: positions T of its sequence.
         other: positions of its other sequence; 0 if it has one.
-        sequences: what it is called on, `[B, T]` or `[B, T, D]`; of two the source first.
+        limit: largest relative difference that is rounding.
+        seen: its trace.
     """
 
+    case: Case
     built: Built
-    run: Callable[[], Any]
-    limit: float
+    inputs: tuple[Tensor, ...]
     length: int
     other: int
-    sequences: tuple[Tensor, ...]
-
-    @property
-    def tokens(self) -> Tensor:
-        """The sequence whose positions outputs belong to."""
-        return self.sequences[-1]
+    limit: float
+    seen: Traced
 
     @property
     def module(self) -> nn.Module:
@@ -53,9 +49,16 @@ class Flow:
         module: nn.Module = self.built.module
         return module
 
-    def traced(self) -> Traced:
-        """Return what is computed."""
-        return traced(self.module, self.run)
+    @property
+    def width(self) -> int:
+        """Channels D of the model."""
+        return self.built.config.d_model
+
+    def repeated(self) -> Traced:
+        """Return the trace of a forward on the first token of each sample, at every position."""
+        return _traced(
+            self.case, self.built, tuple(x[:, :1].expand_as(x).contiguous() for x in self.inputs), self.limit
+        )
 
 
 def flow(case: Case) -> Flow:
@@ -65,15 +68,17 @@ def flow(case: Case) -> Flow:
         case.does_not_apply("it is no torch module")
     if built.dtype not in _LIMITS:
         case.does_not_apply(f"in {built.dtype} parts cannot be told by their numbers")
-    longest = min(case.subject.fact("max_len", built.config.max_len), built.config.max_len)
-    if longest < LENGTH:
-        case.does_not_apply(f"it takes {longest} positions, and {LENGTH} are needed to tell parts by their numbers")
     two = case.subject.kind == "encoder_decoder"
-    if two and longest < OTHER:
-        case.does_not_apply(f"it takes {longest} positions, and {OTHER} are needed to tell parts by their numbers")
-    tokens = _drawn(case, built, LENGTH)
-    inputs = (_drawn(case, built, OTHER), tokens) if two else (tokens,)
-    return Flow(built, case.caller(built, *inputs), _LIMITS[built.dtype], LENGTH, OTHER if two else 0, inputs)
+    longest = min(case.subject.fact("max_len", built.config.max_len), built.config.max_len)
+    needed = LENGTH + two
+    if longest < needed:
+        case.does_not_apply(f"it takes {longest} positions, and {needed} are needed to tell parts by their numbers")
+    # a window is seen by what lies beyond it
+    length = min(max(LENGTH, (case.subject.declares.get("window") or 0) + 3), longest - two)
+    tokens = _drawn(case, built, length)
+    inputs = (_drawn(case, built, length + 1), tokens) if two else (tokens,)
+    limit = _LIMITS[built.dtype]
+    return Flow(case, built, inputs, length, (length + 1) * two, limit, _traced(case, built, inputs, limit))
 
 
 def _drawn(case: Case, built: Built, length: int) -> Tensor:
@@ -82,7 +87,16 @@ def _drawn(case: Case, built: Built, length: int) -> Tensor:
     return case.normal(BATCH, length, built.config.d_model, dtype=built.dtype)
 
 
-def attended(module: nn.Module, run: Callable[[], Any], limit: float) -> list[Attention]:
-    """Return the attentions of a forward whose weights follow its scores, in order."""
-    found = attentions(traced(module, run), BATCH, limit)
-    return [a for a in found if bool((a.misfit <= 10 * limit * (1 + a.bias.abs().amax((1, 2)))).all())]
+def _traced(case: Case, built: Built, inputs: tuple[Tensor, ...], limit: float) -> Traced:
+    """Return the trace of a forward; the properties of one subject share the last ones, but for a script."""
+    run: Callable[[], Any] = case.caller(built, *inputs)
+    if case.bench.recorder:
+        taken: Traced = case.apply(traced, built.module, run, BATCH, limit)
+        return taken
+    kept: list[tuple[Any, tuple[Tensor, ...], Traced]] = case.bench.measured.setdefault(("anatomy",), [])
+    for module, known, found in kept:
+        if module is built.module and all(map(torch.equal, known, inputs)):
+            return found
+    found = traced(built.module, run, BATCH, limit)
+    kept[:] = [*kept[-1:], (built.module, inputs, found)]
+    return found

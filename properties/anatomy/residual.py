@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from veriformer.properties.anatomy.traced import Traced, Value
+from veriformer.properties.anatomy.traced import Traced
 
 _NEXT = 40  # values between a map's output and the sum that takes it: dropouts, norms, casts, a bias, another sublayer
+_ONE = 1e-3
+_SEEN = 1e-4  # of a branch: what is below rounding beside its stream has no factor that could be told
 _BACK = 160  # values before that the stream may be: a sublayer's own
 
 
@@ -31,71 +34,70 @@ class Sum:
     when: int
 
 
-def residual_sums(seen: Traced, width: int, limit: float) -> list[Sum]:
-    """Return the sums of a stream of some width, in order.
+def residual_sums(seen: Traced, width: int) -> list[Sum]:
+    """Return the sums of a stream of some width in a forward, in order."""
+    found: list[Sum] = seen.once(("sums", width), lambda: _residual_sums(seen, width))
+    return found
 
-    Args:
-        seen: the trace of a forward.
-        width: D.
-        limit: largest relative difference that is rounding.
-    """
+
+def _residual_sums(seen: Traced, width: int) -> list[Sum]:
     found = []
     for product in seen.products:
-        output = product.output
-        if output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
+        if product.output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
             continue
-        if one := _sum_of(seen.values, product.when, product.place, limit):
+        if one := _sum_of(seen, product.when, product.place):
             found.append(one)
     return found
 
 
-def _sum_of(values: list[Value], when: int, place: str, limit: float) -> Sum | None:
-    """Return the first sum that takes a map's output, with the stream that it is nearest to be added to as it is.
-
-    Of the values before, several may be the stream but for a factor (what a norm multiplies it by on its way).
-    """
-    branch = _flat(values[when].output)
-    later = [v for v in values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
-    for total in (v for v in later if v.name == "add"):
+def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
+    branch = _flat(seen.values[when].output)
+    later = [v for v in seen.values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
+    sums = [v for v in later if v.name == "add"]
+    for total in sums:
         y = _flat(total.output)
-        before = [_flat(v.output) for v in later if v.when < total.when and v.name == "add"]
-        shifted = [x for x in before if _is_row_shift(x, branch, total.output.shape[-1], limit)]  # a bias was added
-        streams = [_flat(v.output) for v in values[max(0, when - _BACK) : when] if v.output.numel() == y.numel()]
-        found: list[Sum] = []
-        for b in (branch, *turned_rows(branch, total.output), *shifted):
-            for x in reversed(streams):
-                if (factors := _factors(y, x, b, limit)) is not None:
-                    found.append(Sum(place, *factors, when, total.when))
-                    if _off(found[-1]) < limit:
-                        return found[-1]
-        if found:
-            return min(found, key=_off)
+        before = [_flat(v.output) for v in sums if v.when < total.when]
+        biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
+        fits = (
+            fit
+            for b in (branch, *biased)
+            for x in _streams(seen, when, y.numel())
+            if (fit := _fit(y, x, b, seen.limit))
+        )
+        first = None
+        for stream, part in fits:
+            first = first or (stream, part)
+            if abs(stream - 1) <= _ONE:
+                return Sum(place, stream, part, total.when)
+        if first:
+            return Sum(place, *first, total.when)
     return None
 
 
-def _off(one: Sum) -> float:
-    return abs(one.stream - 1) + abs(one.branch - 1)
+def _streams(seen: Traced, when: int, size: int) -> Iterator[Tensor]:
+    """Yield what the stream may be: values before, and what modules are given, which no operation need have made.
+
+    A stream times a number may be a value of its own: that it is taken once shows by the stream itself.
+    """
+    for value in reversed(seen.values[max(0, when - _BACK) : when]):
+        if value.output.numel() == size:
+            yield _flat(value.output)
+    for call in seen.calls:
+        if call.since <= when and call.given.numel() == size:
+            yield _flat(call.given)
 
 
-def _factors(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
-    """Return `(a, c)` with `y = a x + c b`, neither of them 0; None where there are none."""
-    square = (b @ b).clamp(min=1e-300)
-    own = x - (x @ b) / square * b
+def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
+    """Return the factors of `y = f x + g b` where that holds up to rounding, and the part of b is seen in it."""
+    own = x - (x @ b) / (b @ b).clamp(min=1e-300) * b
     size = own @ own
     if float(size) <= 1e-12 * float(x @ x):
         return None
-    a = (own @ y) / size
-    c = ((y - a * x) @ b) / square
-    explains = float((y - a * x - c * b).abs().amax()) <= limit * float(y.abs().amax())
-    return (float(a), float(c)) if explains and min(abs(float(a)), abs(float(c))) > limit else None
-
-
-def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
-    """Return what a map gave with samples and positions in the other order, as attention with time first has it."""
-    if total.ndim != 3:
-        return []
-    one, other, width = total.shape
-    return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
+    stream = (own @ y) / size
+    branch = ((y - stream * x) @ b) / (b @ b).clamp(min=1e-300)
+    left, part = float((y - stream * x - branch * b).abs().amax()), float((branch * b).abs().amax())
+    explains = left <= limit * float(y.abs().amax()) and left <= _SEEN * part
+    return (float(stream), float(branch)) if explains and min(abs(float(stream)), abs(float(branch))) > limit else None
 
 
 def _flat(x: Tensor) -> Tensor:

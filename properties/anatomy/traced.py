@@ -20,6 +20,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
 """Products by name, with the number of operands that stand before the two factors."""
 
 _MOST = 4000  # values that are kept: a hundred layers
+_LARGEST = 4_000_000  # entries of the largest tensor that is kept
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Product:
 
     Attributes:
         place: path of the module that computes it; "" for the model itself.
-        left: `[..., n, m]`, a copy.
+        left: `[..., n, m]`, a copy; parameters are kept as they are.
         right: `[..., m, p]`.
         output: `[..., n, p]`, with what `addmm` adds.
         when: number among all values of the trace.
@@ -81,14 +82,18 @@ class ModuleCall:
 
     Attributes:
         place: its path.
+        part: itself.
         given: its first tensor, a copy.
         made: its output, a copy.
+        since: number of values that were made before it began.
         when: number of values that were made before it ended.
     """
 
     place: str
+    part: nn.Module
     given: Tensor
     made: Tensor
+    since: int
     when: int
 
 
@@ -97,29 +102,40 @@ class Traced:
     """What was seen of one forward, in order.
 
     Attributes:
+        batch: samples B.
+        limit: largest relative difference that is rounding.
         products: products of matrices.
         values: all other floating point tensors that are no views, products' outputs among them.
         calls: modules' calls.
-        lookups: rows of tables, in order.
+        output: of the model; None if that is no tensor.
+        known: what was made of it; see `once`.
     """
 
+    batch: int
+    limit: float
     products: list[Product] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
-    lookups: list[Lookup] = field(default_factory=list)
+    output: Tensor | None = None
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, made once for each key: several properties read the same trace."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
 
 class _Watch(DispatchWatch):
     """Notes operations, and the module in which each is made."""
 
-    def __init__(self, largest: int, kept: set[int]) -> None:
+    def __init__(self, seen: Traced, module: nn.Module, largest: int) -> None:
         super().__init__()
-        self.kept = kept
-        self.traced = Traced()
+        self.traced = seen
         self.within: list[str] = []
-        self.given: list[Tensor | None] = []
-        self.is_aside = False
+        self.given: list[tuple[Tensor | None, int]] = []
         self.largest = largest
+        self.constant = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_aside:
@@ -127,7 +143,7 @@ class _Watch(DispatchWatch):
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if storage_of(f) in self.kept else f.detach().clone() for f in factors]
+        kept = [f.detach() if self._is_constant(f) else f.detach().clone() for f in factors]
         result = func(*args, **(kwargs or {}))
         if name == "embedding" and args[0].ndim == 2:
             place = self.within[-1] if self.within else ""
@@ -138,13 +154,9 @@ class _Watch(DispatchWatch):
                     self._keep(name, output, kept)
         return result
 
-    def copied(self, x: Tensor) -> Tensor:
-        """Return a copy that is no value of the model."""
-        self.is_aside = True
-        try:
-            return x.detach().clone()
-        finally:
-            self.is_aside = False
+    def _is_constant(self, value: Tensor) -> bool:
+        """Whether a tensor is a parameter or a view of one: a large model is not copied to be looked at."""
+        return value.untyped_storage().data_ptr() in self.constant
 
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
         if output.numel() > self.largest or output.ndim < 2:
@@ -156,52 +168,46 @@ class _Watch(DispatchWatch):
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
 
 
-def storage_of(x: Tensor) -> int:
-    """Return where the numbers of a tensor lie: views of a parameter lie where it does."""
-    return x.untyped_storage().data_ptr()
-
-
-def traced(module: nn.Module, run: Callable[[], object], largest: int = 4_000_000) -> Traced:
+def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: float) -> Traced:
     """Return what is computed while a model runs.
 
     Args:
         module: the model, hooked meanwhile.
         run: calls it.
-        largest: entries of the largest tensor that is kept.
+        batch: samples that it is called on.
+        limit: largest relative difference that is rounding.
     """
-    watch = _Watch(largest, {storage_of(p) for p in module.parameters()})  # parameters stay as they are
+    watch = _Watch(Traced(batch, limit), module, _LARGEST)
 
     def enter(name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
-            kept = [watch.copied(a) for a in tensors if a.numel() <= largest][: 1 if name else None]
-            for given in () if name else kept:
-                watch.traced.values.append(Value("input", "", given, len(watch.traced.values)))
+        def hook(part: nn.Module, args: tuple[Any, ...]) -> None:
+            given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+            fits = given is not None and given.numel() <= _LARGEST
             watch.within.append(name)
-            watch.given.append(kept[0] if kept else None)
+            kept = given.detach().clone() if given is not None and fits else None
+            watch.given.append((kept, len(watch.traced.values)))
 
         return hook
 
     def leave(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not watch.within:
             return
-        place, given = watch.within.pop(), watch.given.pop()
+        place, (given, since) = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
-            watch.traced.calls.append(ModuleCall(place, given, watch.copied(output), len(watch.traced.values)))
+            made, when = output.detach().clone(), len(watch.traced.values)
+            watch.traced.calls.append(ModuleCall(place, part, given, made, since, when))
 
+    was_fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         for name, part in module.named_modules():
             if isinstance(part, torch.jit.ScriptModule):
                 continue
-            stack.enter_context(_removed(part.register_forward_pre_hook(enter(name), with_kwargs=True)))
-            stack.enter_context(_removed(part.register_forward_hook(leave)))
+            for handle in (part.register_forward_pre_hook(enter(name)), part.register_forward_hook(leave)):
+                stack.callback(handle.remove)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        torch.backends.mha.set_fastpath_enabled(False)  # a whole layer in one operation cannot be taken apart
+        stack.callback(torch.backends.mha.set_fastpath_enabled, was_fused)
         stack.enter_context(watch)
-        run()
+        output = run()
+    watch.traced.output = output.detach() if isinstance(output, Tensor) else None
     return watch.traced
-
-
-def _removed(handle: Any) -> ExitStack:
-    stack = ExitStack()
-    stack.callback(handle.remove)
-    return stack
