@@ -104,8 +104,8 @@ def _between_linear_maps(seen: Traced) -> list[Between]:
         taken = product.left.double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
         if told := _explained(taken, before, seen.limit):
-            name, is_gated, source = told
-            first = _map_behind(products, source)
+            name, source, other = told
+            first = map_behind(products, seen, source.when)
             if first is not None:
                 sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
                 found.append(Between(product.place, name, other is not None, *sizes, product.when, source, other))
@@ -116,39 +116,39 @@ def _is_linear(value: Value, taken: Tensor) -> bool:
     return value.name in LINEAR and value.output.numel() in (taken.numel(), 2 * taken.numel())
 
 
-def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, bool, Value] | None:
-    """Return the activation that explains `taken` best, whether it is gated, and what it was given.
+def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None] | None:
+    """Return the activation that explains `taken` best, what it was given, and what it is multiplied by.
 
     Float32 does not tell the two forms of GELU apart by the limit alone: the nearest one counts.
     """
     width, size = taken.shape[-1], float(taken.abs().amax())
-    parts: list[tuple[Value, Tensor]] = []
+    parts: list[tuple[Source, Tensor]] = []
     for value in reversed(before):
         output = value.output.double()
         if output.numel() == taken.numel() and output.shape[-1] == width:
-            parts.append((value, output.reshape(taken.shape)))
-        elif output.shape[-1] == 2 * width:
-            halves = (*output.chunk(2, -1), output[..., 0::2], output[..., 1::2])
-            parts += [(value, half.reshape(taken.shape)) for half in halves]
+            parts.append((Source(value.when, range(width)), output.reshape(taken.shape)))
+        elif output.shape[-1] == 2 * width and output.numel() == 2 * taken.numel():
+            halves = (range(width), range(width, 2 * width), range(0, 2 * width, 2), range(1, 2 * width, 2))
+            parts += [(Source(value.when, half), output[..., list(half)].reshape(taken.shape)) for half in halves]
     if not parts:
         return None
     starts = torch.stack([part.flatten()[:_FEW] for _, part in parts])
     few, bound = taken.flatten()[:_FEW], limit * size
-    found: list[tuple[bool, bool, float, int, str]] = []
+    found: list[tuple[bool, bool, float, int, int, str]] = []  # 0 of them multiplies where nothing does
     for name, function in ACTIVATIONS.items():
         made = function(starts)
         for number in _near(made, few, bound):
             error = float((function(parts[number][1]) - taken).abs().amax())
-            found.append((name == "identity", False, error, number, name))
+            found.append((name == "identity", False, error, number, 0, name))
         for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * starts).flatten(0, 1), few, bound)):
             if other != number:
                 error = float((function(parts[number][1]) * parts[other][1] - taken).abs().amax())
-                found.append((name == "identity", True, error, number, name))
+                found.append((name == "identity", True, error, number, other, name))
     fits = [f for f in found if f[2] <= bound]
     if not fits:
         return None
-    _, is_gated, _, number, name = min(fits)  # none at all, and a gate, only where nothing else explains it
-    return name, is_gated, parts[number][0]
+    _, is_gated, _, number, other, name = min(fits)  # none at all, and a gate, only where nothing else explains it
+    return name, parts[number][0], parts[other][0] if is_gated else None
 
 
 def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:
@@ -157,7 +157,7 @@ def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:
     return numbers
 
 
-def _map_behind(products: dict[int, Product], value: Value) -> Product | None:
+def map_behind(products: dict[int, Product], seen: Traced, value: int) -> Product | None:
     """Return the product that gave a value, or the one before it to which a bias was added."""
     for when in range(value, max(value - 3, -1), -1):
         if when in products and products[when].output.numel() == seen.values[value].output.numel():

@@ -60,7 +60,7 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
         biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
         fits = (
             fit
-            for b in (branch, *biased)
+            for b in (branch, *turned_rows(branch, total.output), *biased)
             for x in _streams(seen, when, y.numel())
             if (fit := _fit(y, x, b, seen.limit))
         )
@@ -68,10 +68,18 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
         for stream, part in fits:
             first = first or (stream, part)
             if abs(stream - 1) <= _ONE:
-                return Sum(place, stream, part, total.when)
+                return Sum(place, stream, part, when, total.when)
         if first:
-            return Sum(place, *first, total.when)
+            return Sum(place, *first, when, total.when)
     return None
+
+
+def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
+    """Return what a map gave with samples and positions in the other order, as attention with time first has it."""
+    if total.ndim != 3:
+        return []
+    one, other, width = total.shape
+    return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
 
 
 def _streams(seen: Traced, when: int, size: int) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ class Head:
         when: number of that product among the values.
         place: the module that made it.
         start: first channel of the part.
+        step: from one of its channels to the next.
     """
 
     source: Tensor
@@ -32,6 +33,12 @@ class Head:
     when: int
     place: str
     start: int
+    step: int
+
+    @property
+    def channels(self) -> range:
+        """The channels of the product that it is."""
+        return range(self.start, self.start + self.source.shape[-1] * self.step, self.step)
 
 
 @dataclass
@@ -76,7 +83,7 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
             best = int(errors.argmin())
             if float(errors[best]) <= seen.limit * float(norms.max()):
                 source, start = parts.part(best, width)
-                return Head(source, float(factors[best]), value.when, value.place, start)
+                return Head(source, float(factors[best]), value.when, value.place, start, parts.step)
     return None
 
 

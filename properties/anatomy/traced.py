@@ -107,6 +107,7 @@ class Traced:
         products: products of matrices.
         values: all other floating point tensors that are no views, products' outputs among them.
         calls: modules' calls.
+        lookups: rows of tables.
         output: of the model; None if that is no tensor.
         known: what was made of it; see `once`.
     """
@@ -116,6 +117,7 @@ class Traced:
     products: list[Product] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     output: Tensor | None = None
     known: dict[Any, Any] = field(default_factory=dict)
 
@@ -135,7 +137,8 @@ class _Watch(DispatchWatch):
         self.within: list[str] = []
         self.given: list[tuple[Tensor | None, int]] = []
         self.largest = largest
-        self.constant = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        self.is_aside = False
+        self.constant = {storage_of(p) for p in module.parameters()}  # a large model is not copied to be looked at
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_aside:
@@ -143,7 +146,7 @@ class _Watch(DispatchWatch):
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if self._is_constant(f) else f.detach().clone() for f in factors]
+        kept = [f.detach() if storage_of(f) in self.constant else f.detach().clone() for f in factors]
         result = func(*args, **(kwargs or {}))
         if name == "embedding" and args[0].ndim == 2:
             place = self.within[-1] if self.within else ""
@@ -154,9 +157,13 @@ class _Watch(DispatchWatch):
                     self._keep(name, output, kept)
         return result
 
-    def _is_constant(self, value: Tensor) -> bool:
-        """Whether a tensor is a parameter or a view of one: a large model is not copied to be looked at."""
-        return value.untyped_storage().data_ptr() in self.constant
+    def copied(self, x: Tensor) -> Tensor:
+        """Return a copy that is no value of the model."""
+        self.is_aside = True
+        try:
+            return x.detach().clone()
+        finally:
+            self.is_aside = False
 
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
         if output.numel() > self.largest or output.ndim < 2:
@@ -166,6 +173,11 @@ class _Watch(DispatchWatch):
         self.traced.values.append(Value(name.rstrip("_"), place, copied, when))
         if len(factors) == 2:
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
+
+
+def storage_of(x: Tensor) -> int:
+    """Return where the numbers of a tensor lie: views of a parameter lie where it does."""
+    return x.untyped_storage().data_ptr()
 
 
 def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: float) -> Traced:
@@ -184,7 +196,7 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
             given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
             fits = given is not None and given.numel() <= _LARGEST
             watch.within.append(name)
-            kept = given.detach().clone() if given is not None and fits else None
+            kept = watch.copied(given) if given is not None and fits else None
             watch.given.append((kept, len(watch.traced.values)))
 
         return hook
@@ -194,7 +206,7 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
             return
         place, (given, since) = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
-            made, when = output.detach().clone(), len(watch.traced.values)
+            made, when = watch.copied(output), len(watch.traced.values)
             watch.traced.calls.append(ModuleCall(place, part, given, made, since, when))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()

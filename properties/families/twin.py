@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.flow import Flow, flow
-from veriformer.properties.anatomy.traced import traced
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.probes.module_parts import is_norm
 from veriformer.properties.twin.carrying import Twin, twin_of
 from veriformer.properties.twin.parts import NumberError, PartedError
 from veriformer.properties.twin.roles import roles
@@ -50,7 +48,7 @@ def the_reference_gives_the_same(case: Case) -> None:
         _parted(case, told, is_number=False)
         return
     length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
-    sequences = [_drawn(case, seen, case.integer(label, 1, length)) for label in ("S", "T")[: len(seen.sequences)]]
+    sequences = [_drawn(case, seen, case.integer(label, 1, length)) for label in ("S", "T")[: len(seen.inputs)]]
     is_other = case.subject.fact("structure") == "other"  # what padding means to it is its own
     for real in (None, *(() if is_other or len(sequences) > 1 else _sides(case, sequences[0]))):
         got = case.call(seen.built, *sequences, attention_mask=real)
@@ -70,15 +68,10 @@ def the_reference_gives_the_same(case: Case) -> None:
 
 
 def _twin(case: Case, seen: Flow) -> Twin:
-    names = {name for name, part in seen.module.named_modules() if is_norm(part)}
-    kept: dict[str, Tensor] = {}
-
-    def run() -> None:
-        kept["result"] = seen.run().detach()
-
-    trace = traced(seen.module, run)
-    width = seen.built.config.d_model
-    found = roles(seen.module, trace, list(seen.sequences), width, kept["result"], names, seen.limit)
+    result = seen.seen.output
+    if result is None:
+        raise PartedError("it gives no tensor")
+    found = roles(seen.module, seen.seen, seen.inputs, seen.width, result)
     tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
     base = case.subject.fact("base")
     return twin_of(found, tables, seen.limit, None if base is None else float(base))
@@ -86,8 +79,9 @@ def _twin(case: Case, seen: Flow) -> Twin:
 
 def _difference(seen: Flow, twin: Twin) -> float:
     """Return how far the twin is from the model on what it was taken apart on, relative to the size of the outputs."""
-    got = seen.run().double().cpu()
-    expected = _given_by(twin, list(seen.sequences), None)
+    assert seen.seen.output is not None
+    got = seen.seen.output.double().cpu()
+    expected = _given_by(twin, list(seen.inputs), None)
     if got.shape != expected.shape:
         raise PartedError(f"it gives {list(got.shape)}, where the textbook's gives {list(expected.shape)}")
     factor = float((got * expected).sum() / expected.square().sum())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.feed_forward import Source, map_behind
-from veriformer.properties.anatomy.norms import NormCall
+from veriformer.properties.anatomy.norms import norm_calls
 from veriformer.properties.anatomy.residual import residual_sums
 from veriformer.properties.anatomy.traced import Product, Traced, storage_of
 from veriformer.properties.twin.parts import Map, PartedError
@@ -21,25 +21,21 @@ class Look:
     Attributes:
         module: the model.
         seen: its trace.
-        batch: samples B.
         width: D: numbers of a token in the stream.
         result: what it gave.
-        limit: largest relative difference that is rounding.
-        norms: calls of norms.
     """
 
     module: nn.Module
     seen: Traced
-    batch: int
     width: int
     result: Tensor
-    limit: float
-    norms: list[NormCall]
 
     def __post_init__(self) -> None:
         self.products = {p.when: p for p in self.seen.products}
         self.own = {storage_of(p) for p in self.module.parameters()}
-        self.sums = {s.product: s for s in residual_sums(self.seen, self.width, self.limit)}
+        self.sums = {s.product: s for s in residual_sums(self.seen, self.width)}
+        self.norms = norm_calls(self.seen)
+        self.limit, self.batch = self.seen.limit, self.seen.batch
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""

@@ -6,21 +6,22 @@ matter; its weights are the very parameters. Where something flows otherwise tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.anatomy.attention import Attention, Head, attentions
+from veriformer.properties.anatomy.attention import Attention, attentions
 from veriformer.properties.anatomy.feed_forward import Between, Source, between_linear_maps, map_behind
-from veriformer.properties.anatomy.norms import NormCall, norm_calls, normalised
+from veriformer.properties.anatomy.norms import NormCall, held, measured_gain, normalised
 from veriformer.properties.anatomy.residual import turned_rows
+from veriformer.properties.anatomy.sources import Head
 from veriformer.properties.anatomy.traced import Product, Traced
 from veriformer.properties.twin.looking import Look
 from veriformer.properties.twin.parts import Attending, Layer, Map, NormRole, NumberError, PartedError, Roles, StackRole
 
 
-def roles(
-    module: nn.Module, seen: Traced, tokens: list[Tensor], width: int, result: Tensor, names: set[str], limit: float
-) -> Roles:
+def roles(module: nn.Module, seen: Traced, tokens: Sequence[Tensor], width: int, result: Tensor) -> Roles:
     """Return what a model is made of, if that is what the textbook's is.
 
     Args:
@@ -30,18 +31,15 @@ def roles(
             first.
         width: D.
         result: `[B, T, *]` that it gave.
-        names: paths of its norms.
-        limit: largest relative difference that is rounding.
 
     Raises:
         PartedError: it is made of something else.
     """
-    eps = {n: e for n in names if isinstance(e := _eps(module.get_submodule(n)), float)}
-    look = Look(module, seen, len(tokens[0]), width, result, limit, norm_calls(seen, names, limit, eps))
-    found = attentions(seen, look.batch, limit)
+    look = Look(module, seen, width, result)
+    found = [a for a in attentions(seen) if a.over == "keys"]
     if not found:
         raise PartedError("no attention could be followed from its scores to its weights")
-    networks = [b for b in between_linear_maps(seen, limit) if (b.inner, b.outer) == (look.width, look.width)]
+    networks = [b for b in between_linear_maps(seen) if (b.inner, b.outer) == (look.width, look.width)]
     lengths = [x.shape[1] for x in tokens]
     grouped = (
         [_of_lengths(found, lengths[n:]) for n in range(len(lengths))] if len(lengths) > 1 else [[[a] for a in found]]
@@ -87,11 +85,6 @@ def _memory(look: Look, decoder: list[list[Attention]]) -> Tensor:
     if product is None:
         raise PartedError("the keys of the memory come from no linear map")
     return product.left
-
-
-def _eps(norm: nn.Module) -> float | None:
-    value = getattr(norm, "eps", getattr(norm, "variance_epsilon", None))
-    return float(value) if isinstance(value, float) else None
 
 
 def _network_behind(look: Look, networks: list[Between], found: list[Attention], last: Attention) -> Between:
@@ -155,7 +148,7 @@ def _heads(look: Look, heads: list[Head | None], what: str) -> tuple[Map, Tensor
     for head in heads:
         if head is None:
             raise PartedError(f"{what} do not come from a linear map alone")
-        product, own = look.source(Source(head.when, head.channels), what)  # type: ignore[arg-type]
+        product, own = look.source(Source(head.when, head.channels), what)
         weights.append(own.weight)
         biases.append(own.bias if own.bias is not None else torch.zeros(len(own.weight), dtype=torch.float64))
         taken.append(product.left)
@@ -217,16 +210,13 @@ def _norm(look: Look, call: NormCall) -> NormRole:
     if not call.kind:
         raise PartedError(f"{call.place} is neither LayerNorm nor RMSNorm")
     width = call.given.shape[-1]
-    x, y = call.given.reshape(-1, width), call.made.reshape(-1, width)
-    plain = normalised(x, call.kind, call.eps)
-    middle = plain - plain.mean(0)
-    gain = (middle * (y - y.mean(0))).sum(0) / middle.square().sum(0).clamp(min=1e-300)
-    bias = (y - gain * plain).mean(0)
-    own = [p.detach().double() for p in look.module.get_submodule(call.place).parameters() if p.shape == (width,)]
-    known = [torch.ones_like(gain), *own, *(1 + p for p in own)]
-    if not any(float((gain - k).abs().amax()) <= 1e2 * look.limit * float(k.abs().amax()) for k in known):
+    gain, (own, _) = measured_gain(call), held(call)
+    plain = normalised(call.given, call.kind, call.eps).reshape(-1, width)
+    bias = (call.made.reshape(-1, width) - gain * plain).mean(0)
+    if not any(float((gain - k).abs().amax()) <= 1e2 * look.limit * float(k.abs().amax()) for k in (own, 1 + own)):
         told = f"the gain of {call.place} is not the parameter that it keeps"
-        raise NumberError(told) if own else PartedError(told)
+        has_its_own = any(p.shape == (width,) for p in call.part.parameters())
+        raise NumberError(told) if has_its_own else PartedError(told)
     return NormRole(call.kind, gain, bias, call.eps)
 
 
