@@ -8,6 +8,7 @@ alike.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,8 @@ from veriformer.properties.anatomy.traced import Product, Traced
 
 _HIDDEN = 1e-25
 """Weights below are those of hidden keys: scores of models re-drawn to unit gain lie within some tens."""
+
+_MARGIN = 10.0  # in logarithms: by how much a bias may lower the weight of a key that is next to nothing without one
 
 _SUM = 1e-4
 """Sums of weights that differ by no more are one number: softmaxes are computed in float32 in most models."""
@@ -229,7 +232,26 @@ def _fitted(weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     factor = torch.where(varies, (moved * given).sum((0, 2, 3)) / square, torch.nan)
     left = moved - factor[:, None, None] * given
     bias = logs.mean(0) - factor[:, None, None] * scores.mean(0)
+    # a key may get next to nothing for its scores alone: no mask is needed to hide it
+    usual = factor[:, None, None] * raw
+    top = weights.argmax(-1, keepdim=True)
+    usual += (weights.clamp(min=_HIDDEN).log() - usual).gather(-1, top)
+    hidden &= ~(usual < math.log(_HIDDEN) + _MARGIN).all(0)
     return factor, bias, left.abs().amax((0, 2, 3)), hidden
+
+
+def is_part_of_rows(seen: Traced, attention: Attention) -> bool:
+    """Whether another product holds the rest of every row: local and global keys, say, of one softmax."""
+    sums = attention.weights.sum(-1)
+    lengths = sums.shape[-1] * sums.shape[1]
+    for product in seen.products:
+        for x in (product.left, product.right.mT):
+            if x.ndim < 3 or x.shape[:-1].numel() != len(sums) * lengths or product.when == attention.when:
+                continue
+            rest = x.double().sum(-1).reshape(len(sums), -1)
+            if bool((x >= 0).all()) and float((sums.flatten(1) + rest - 1).abs().amax()) <= _SUM:
+                return True
+    return False
 
 
 def past(bias: Tensor, visible: Tensor) -> Tensor:

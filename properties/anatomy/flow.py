@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,10 @@ class Flow:
 
     @property
     def width(self) -> int:
-        """Channels D of the model."""
+        """Channels D of the model: those of most of its modules, where an instance came without its sizes."""
+        subject = self.case.subject
+        if subject.build is None and subject.config is None and self.seen.calls:
+            return Counter(call.given.shape[-1] for call in self.seen.calls).most_common(1)[0][0]
         return self.built.config.d_model
 
     def repeated(self) -> Traced:

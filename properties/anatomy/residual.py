@@ -58,17 +58,14 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
         y = _flat(total.output)
         before = [_flat(v.output) for v in sums if v.when < total.when]
         biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
-        fits = (
-            fit
-            for b in (branch, *turned_rows(branch, total.output), *biased)
-            for x in _streams(seen, when, y.numel())
-            if (fit := _fit(y, x, b, seen.limit))
-        )
         first = None
-        for stream, part in fits:
-            first = first or (stream, part)
-            if abs(stream - 1) <= _ONE:
-                return Sum(place, stream, part, when, total.when)
+        for b in (branch, *turned_rows(branch, total.output), *biased):
+            for x, since in _streams(seen, when, y.numel()):
+                if (fit := _fit(y, x, b, seen.limit)) is None:
+                    continue
+                first = first or fit
+                if abs(fit[0] - 1) <= _ONE:
+                    return Sum(place, _multiple(seen, x, since, when) * fit[0], fit[1], when, total.when)
         if first:
             return Sum(place, *first, when, total.when)
     return None
@@ -82,17 +79,32 @@ def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
     return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
 
 
-def _streams(seen: Traced, when: int, size: int) -> Iterator[Tensor]:
-    """Yield what the stream may be: values before, and what modules are given, which no operation need have made.
+def _streams(seen: Traced, when: int, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield what the stream may be, and since when it is there.
 
-    A stream times a number may be a value of its own: that it is taken once shows by the stream itself.
+
+    Values before, and what modules are given, which no operation need have made. A stream times a number may be a value
+    of its own: that it is taken once shows by the stream itself.
     """
     for value in reversed(seen.values[max(0, when - _BACK) : when]):
         if value.output.numel() == size:
-            yield _flat(value.output)
+            yield _flat(value.output), value.when
     for call in seen.calls:
         if call.since <= when and call.given.numel() == size:
-            yield _flat(call.given)
+            yield _flat(call.given), call.since
+
+
+def _multiple(seen: Traced, x: Tensor, since: int, when: int) -> float:
+    """Return by what a stream was multiplied beforehand: 1, unless the branch is made of another multiple of it."""
+    taken = [c.given for c in seen.calls if since < c.since <= when]
+    taken += [p.left for p in seen.products if since < p.when <= when]
+    for given in taken:
+        if given.numel() == x.numel():
+            own = _flat(given)
+            factor = float((x @ own) / (own @ own).clamp(min=1e-300))
+            if float((x - factor * own).abs().amax()) <= seen.limit * float(x.abs().amax()):
+                return factor
+    return 1.0
 
 
 def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:

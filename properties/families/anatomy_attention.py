@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.anatomy.attention import Attention, followed
+from veriformer.properties.anatomy.attention import Attention, followed, is_part_of_rows
 from veriformer.properties.anatomy.flow import BATCH, Flow, flow
 from veriformer.properties.anatomy.sources import Head
 from veriformer.properties.anatomy.traced import Traced, traced
@@ -163,8 +163,8 @@ def weights_are_normalised_over_keys(case: Case) -> None:
 
 
 def _of_whole_rows(seen: Traced, least: int) -> list[Attention]:
-    """Return the attentions over so many keys at least: parts of a row need not sum to one."""
-    return [a for a in followed(seen) if a.hidden.shape[-1] >= least]
+    """Return the attentions over so many keys at least, whose rows are no parts of longer ones: these sum to less."""
+    return [a for a in followed(seen) if a.hidden.shape[-1] >= least and not is_part_of_rows(seen, a)]
 
 
 def row_sums(seen: Traced, least: int) -> Tensor:
