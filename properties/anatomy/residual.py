@@ -82,7 +82,6 @@ def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
 def _streams(seen: Traced, when: int, size: int) -> Iterator[tuple[Tensor, int]]:
     """Yield what the stream may be, and since when it is there.
 
-
     Values before, and what modules are given, which no operation need have made. A stream times a number may be a value
     of its own: that it is taken once shows by the stream itself.
     """
