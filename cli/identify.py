@@ -14,6 +14,7 @@ from veriformer.cli.options import DEVICE, SEED
 from veriformer.cli.processes.asking import Lost, Pool, RefusedError, Task, warm_up
 from veriformer.cli.processes.loading import load_all
 from veriformer.cli.speaking import say, screen
+from veriformer.reports.anatomy import tree_of
 from veriformer.reports.readable import cleaned
 
 
@@ -25,8 +26,8 @@ from veriformer.reports.readable import cleaned
 def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int:
     """Say what TARGETs are: causal, windowed, where positions and norms stand, their scale, what is coupled.
 
-    What is seen is set beside what is declared; `veriformer check` judges both. Exit status: 0, or 2 where nothing
-    could be seen.
+    What is seen is set beside what is declared; `veriformer check` judges both. Then what flows inside, part by part,
+    as the measured numbers tell it. Exit status: 0, or 2 where nothing could be seen.
     """
     warm_up()
     settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0}
@@ -36,7 +37,7 @@ def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int
             for one in load_all(pool, targets)[0]:
                 if one.why is not None:
                     head = {"name": one.target, "kind": "unknown", "target": one.target, "declared": {}}
-                    records.append(cleaned({**head, "error": one.why.why, "findings": []}))
+                    records.append(cleaned({**head, "error": one.why.why, "findings": [], "anatomy": []}))
                 for described in one.subjects:
                     pool.run([_task(described, records)])
     except RefusedError as problem:
@@ -60,7 +61,9 @@ def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
         records.append({**head, "declared": cleaned(described["facts"]), **cleaned(answer)})
 
     def lost(why: Lost) -> None:
-        records.append({**head, "declared": cleaned(described["facts"]), "error": cleaned(why.why), "findings": []})
+        records.append(
+            {**head, "declared": cleaned(described["facts"]), "error": cleaned(why.why), "findings": [], "anatomy": []}
+        )
 
     target = described["target"]
     return Task("identify", lambda: {"target": target}, done, lost, [], 120.0, target)
@@ -79,3 +82,5 @@ def _show(console: Console, record: dict[str, Any]) -> None:
         rows.append([f"  {finding['name']}", str(finding["value"]), beside, finding["how"]])
     width = max(40, console.width - 75)
     console.print(tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, None, width]))
+    if record["anatomy"]:
+        console.print(tree_of(record["anatomy"]), soft_wrap=False)

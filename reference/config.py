@@ -37,6 +37,7 @@ class Config:
         bias: whether linear maps (other than the output projection to the vocabulary) have biases.
         tied: whether the output projection is the token embedding.
         embedding_scale: whether token embeddings are multiplied by sqrt(D).
+        embedding_norm: whether a norm stands between the embeddings and the first layer (BERT, BLOOM).
         attention_scale: factor on q k^T; None: 1 / sqrt(d_head).
         dropout: rate at the places below that are None.
         attention_dropout: on attention weights.
@@ -69,6 +70,7 @@ class Config:
     bias: bool = True
     tied: bool = False
     embedding_scale: bool = True
+    embedding_norm: bool = False
     attention_scale: float | None = None
     dropout: float = 0.0
     attention_dropout: float | None = None

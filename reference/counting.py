@@ -113,7 +113,7 @@ class ParameterCount:
         attention: self-attention of all layers.
         cross_attention: attention to the memory of all layers.
         feed_forward: of all layers.
-        norms: of all layers, and the closing ones.
+        norms: of all layers, the closing ones, and those of embeddings.
         extras: class and register tokens.
         pooling: of a classifier.
         output: projection to the vocabulary or to the classes.
@@ -149,7 +149,7 @@ def count_parameters(config: Config) -> ParameterCount:
     is_pair, is_classifier = config.architecture == "encoder_decoder", config.architecture == "classifier"
     stacks = 2 if is_pair else 1
     norms_inside = n * (5 if is_pair else 2)
-    closing = stacks if config.norm_placement == "pre" else 0
+    closing = (stacks if config.norm_placement == "pre" else 0) + (stacks if config.embedding_norm else 0)
     extras = config.num_registers + (config.pooling == "cls") if is_classifier else 0
     tables = {"learned": config.max_len * d, "t5": config.num_buckets * config.num_heads}
     output = 0

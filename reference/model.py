@@ -40,20 +40,24 @@ def positions_from(mask: Tensor) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token embeddings times sqrt(D), plus positions, then dropout (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+    """Token embeddings times sqrt(D), plus positions, then dropout (Vaswani et al. 2017, sections 3.4 and 3.5).
+
+    With `embedding_norm` a norm stands before the dropout (Devlin et al. 2019).
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.scale = math.sqrt(config.d_model) if config.embedding_scale else 1.0
         self.positions = _ABSOLUTE.get(config.positions, lambda c: NoPositions())(config)
+        self.norm = NORMS[config.norm if config.embedding_norm else "none"](config.d_model, config.norm_eps)
         rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.dropout = nn.Dropout(rate)
 
     def forward(self, tokens: Tensor | None, embeddings: Tensor | None, positions: Tensor) -> Tensor:
         """Return `[B, T, D]` from token ids `[B, T]`, or from `embeddings` that stand in for the table's rows."""
         x = self.tokens(tokens) if embeddings is None else embeddings
-        return self.dropout(self.positions(x * self.scale, positions))
+        return self.dropout(self.norm(self.positions(x * self.scale, positions)))
 
 
 class Stack(nn.Module):

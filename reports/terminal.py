@@ -74,6 +74,8 @@ def print_report(
         if subject["power"] and subject["power"]["tried"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
         console.print(line)
+        if told := twin(subject):
+            console.print(Text(f"    = {told}", style="bold green"))
         if why := (subject["power"] or {}).get("why"):
             console.print(Text(f"    power not known: {why}", style=_STYLE["ERROR"]))
         _print_output(console, subject, in_full=bool(troubled) or verbose)
@@ -111,6 +113,16 @@ def print_report(
 def _some(ids: Sequence[str]) -> str:
     """Return ids in one line, the first ones of many."""
     return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+
+
+def twin(subject: Mapping[str, Any]) -> str:
+    """Return that a subject is the textbook's model, with its configuration; empty where that was not proved.
+
+    >>> twin({"results": [{"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model"}]})
+    "equal to the textbook's model"
+    """
+    proved = (r for r in subject["results"] if r["id"] == "twin.equal" and r["outcome"] == "PASS")
+    return str(next(proved, {"reason": ""})["reason"])
 
 
 def _print_output(console: Console, subject: Mapping[str, Any], *, in_full: bool) -> None:

@@ -183,7 +183,8 @@ class Answers:
         judge = self._judge(target)
         with at_home(target, self._base):
             findings, error = judge.identify()
-        return {"findings": plain(findings), "error": error}
+            anatomy = judge.anatomy()
+        return {"findings": plain(findings), "anatomy": plain(anatomy), "error": error}
 
     def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
         """Judge one recorded case again."""

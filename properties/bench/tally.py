@@ -22,6 +22,7 @@ class Tally:
         measures: what was measured beside, the largest of each.
         subject_seconds: spent inside the subject.
         calls: of the subject.
+        told: one sentence about what holds, for the report.
         given_up: reasons for which cases were given up before anything was compared.
         reach: by the name of a size, its smallest and largest value that was called with; words (dtypes) as a list.
         unreached: what was left out though the property speaks of it, with the reason: "T 513 (memory)".
@@ -37,6 +38,7 @@ class Tally:
     measures: dict[str, float] = field(default_factory=dict)
     subject_seconds: float = 0.0
     calls: int = 0
+    told: str = ""
     given_up: set[str] = field(default_factory=set)
     reach: dict[str, list[Any]] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)

@@ -65,6 +65,10 @@ class Case(Calling):
         """Keep the largest value of something measured beside the judgement; it stands in the report."""
         self.bench.tally.measures[what] = max(value, self.bench.tally.measures.get(what, value))
 
+    def say(self, sentence: str) -> None:
+        """Tell what was shown, where that is more than that the property holds; it stands in the report."""
+        self.bench.tally.told = sentence
+
     def shifted_bound(self, built: Built, expected: Tensor) -> float:
         """Return the absolute tolerance for outputs whose positions were shifted.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
@@ -15,7 +16,7 @@ from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.probes.module_parts import is_norm, layer_lists, silence
+from veriformer.properties.probes.module_parts import layer_lists, silence
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 

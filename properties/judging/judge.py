@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from veriformer.properties.anatomy.describing import Part
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, told, whose_fault
 from veriformer.properties.bench.isolation import is_lost, isolated
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
@@ -21,7 +22,7 @@ from veriformer.properties.judging.questions import SILENCING, answered_by, sugg
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
-from veriformer.properties.probes.probe import Seen, identify, probe
+from veriformer.properties.probes.probe import Seen, identify, probe, taken_apart
 from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
 from veriformer.properties.subject.asking import LENIENT, facts_asked_for
 from veriformer.properties.subject.subject import Subject
@@ -100,6 +101,12 @@ class Judge:
             if self._bench is None or ready.error:
                 return [], ready.error or "it cannot be built"
             return identify(self._bench), ""
+
+    def anatomy(self) -> list[Part]:
+        """Return the parts inside the subject that are recognised; none where it cannot be built, or has none."""
+        with isolated(self.subject.module):
+            ready = self._prepare()
+            return [] if self._bench is None or ready.error else taken_apart(self._bench)
 
     @property
     def device_is_lost(self) -> bool:

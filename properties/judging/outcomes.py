@@ -129,7 +129,7 @@ def _of_nothing_found(tally: Tally) -> tuple[str, str]:
             r.VACUOUS,
             f"its premise held {tally.witnesses} times in {tally.examples} examples: nothing was shown",
         )
-    return r.PASS, ""
+    return r.PASS, tally.told
 
 
 def _of_problem(problem: BaseException) -> tuple[str, str]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.pool import duplicate
 from veriformer.properties.power.injection import Forward, Injected
-from veriformer.properties.probes.module_parts import is_norm
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum")
 _HIDDEN = -1e3  # a score, or a term added to scores, below this hides a key

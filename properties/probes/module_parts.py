@@ -7,13 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.subject.sizes import DrawnConfig
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalization: by its name, and parameters that are all vectors."""
-    own = list(module.parameters(recurse=False))
-    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in own)
 
 
 def silence(module: nn.Module) -> int:

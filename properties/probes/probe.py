@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from veriformer.properties.anatomy.describing import Part, described
+from veriformer.properties.anatomy.flow import flow
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.probes.behaviour import (
     batch_is_coupled,
@@ -20,7 +22,7 @@ from veriformer.properties.probes.behaviour import (
     repeats_itself,
     shift_of_labels,
 )
-from veriformer.properties.probes.findings import Finding, Probe, Question
+from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probes.limits import longest_sequence
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
@@ -47,6 +49,10 @@ FOR_IDENTIFICATION = (repeats_itself, batch_is_coupled)
 """Probes that find no facts: properties judge these things themselves."""
 
 
+TAKEN_APART = ("self_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
+"""Kinds of subject that are taken apart."""
+
+
 def identify(bench: Workbench) -> list[Finding]:
     """Return all that can be seen of a subject, declared or not."""
     found: dict[str, Finding] = {}
@@ -55,6 +61,20 @@ def identify(bench: Workbench) -> list[Finding]:
             found.setdefault(finding.name, finding)
     found.pop("observed_scale", None)  # says whether the next one could be seen
     return list(found.values())
+
+
+def taken_apart(bench: Workbench) -> list[Part]:
+    """Return the parts inside a model that are recognised by the numbers that flow through it, in order.
+
+    None where it is no torch module over a sequence, or does not go along.
+    """
+    if bench.subject.kind not in TAKEN_APART:
+        return []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return described(flow(a_case(bench)))
+    except Exception:
+        return []
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.probes.findings import Finding, a_case
-from veriformer.properties.probes.module_parts import is_norm, layer_lists, silence
+from veriformer.properties.probes.module_parts import layer_lists, silence
 
 _STACKS = ("encoder", "decoder", "classifier")
 LENGTH = 6

@@ -73,7 +73,7 @@ class Result:
         id: of the property.
         level: "core" or "extended".
         outcome: one of `OUTCOMES`.
-        reason: one sentence, empty for a PASS.
+        reason: one sentence; for a PASS empty, or what was shown beyond it.
         declare: for an OPEN one, the line that answers the question if it is by design: `padding_side='right'`.
         examples: cases judged.
         witnesses: times the premise held.

@@ -104,5 +104,11 @@ def test_the_command(veriformer: Run, tmp_path: Path) -> None:
     done = veriformer("identify", "mine.py:mine", status=0)
     assert "declared True" in done.stdout
     assert "norm_placement" in done.stdout
+    assert "what flows inside" in done.stdout
+    assert "linear2" in done.stdout
+    (record,) = json.loads(veriformer("identify", "mine.py:mine", "--format", "json", status=0).stdout)
+    network = next(part for part in record["anatomy"] if part["part"] == "feed-forward")
+    assert (network["place"], network["measured"]["activation"]) == ("linear2", "relu")
     told = veriformer("identify", "mine.py:broken", "--format", "json", status=2)
     assert "NoneType" in json.loads(told.stdout)[0]["error"]
+    assert json.loads(told.stdout)[0]["anatomy"] == []

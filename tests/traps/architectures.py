@@ -139,7 +139,7 @@ def deep_norm() -> Subject:
             x = self.norm1(1.7 * x + self.attention(x, mask))
             return self.norm2(1.7 * x + self.network(x))
 
-    return encoder(lambda c: Deep(c, Attention(c, causal=False)))
+    return encoder(lambda c: Deep(c, Attention(c, causal=False)), structure="other")
 
 
 @trap("model-sandwich", "Norms before and behind each sublayer, scores capped", "architecture of Gemma 2")

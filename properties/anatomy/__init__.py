@@ -1,0 +1,1 @@
+"""What flows inside a running model, told by the numbers themselves: its products, attentions, norms and sums."""

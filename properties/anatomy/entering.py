@@ -1,0 +1,113 @@
+"""What enters the first layer of a model: embeddings, by what they are multiplied, what positions add to them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.anatomy.traced import Traced, Value
+from veriformer.properties.definitions.sinusoids import closed_form
+
+
+def embedding_factor(seen: Traced) -> tuple[float, str] | None:
+    """Return by what the rows of the table of tokens are multiplied, and who looks them up; None if that is not seen.
+
+    What is added, by position or as one row for all, is the same in every sample: it is left out with their mean.
+    """
+    looked_up = next((v for v in seen.values if v.name == "embedding" and _by_sample(v, seen.batch) is not None), None)
+    if looked_up is None:
+        return None
+    rows = _by_sample(looked_up, seen.batch)
+    assert rows is not None
+    factor = None
+    for value in seen.values[looked_up.when : _first_map(seen, rows.shape[1])]:
+        own = _by_sample(value, seen.batch)
+        if value.name in ("embedding", "mul", "add", "div") and own is not None and own.shape == rows.shape:
+            scale = float((own * rows).sum() / rows.square().sum())
+            if float((own - scale * rows).abs().amax()) <= seen.limit * float(own.abs().amax()):
+                factor = scale
+    return None if factor is None else (factor, looked_up.place)
+
+
+def _by_sample(value: Value, batch: int) -> Tensor | None:
+    """Return `[B, T, D]` of what differs between the samples, less its mean over them; None if nothing does."""
+    x = value.output.double()
+    if x.ndim != 3 or batch not in x.shape[:2]:
+        return None
+    x = x if x.shape[0] == batch else x.transpose(0, 1)
+    own = x - x.mean(0)
+    return own if float(own.abs().amax()) > 1e-9 * float(x.abs().amax()) else None
+
+
+def _first_map(seen: Traced, length: int) -> int:
+    """Return the number of the first product over a sequence of so many tokens."""
+    rows = (length, seen.batch * length)
+    return min((p.when for p in seen.products if p.left.shape[-2] in rows), default=len(seen.values))
+
+
+def position_steps(seen: Traced, length: int, width: int) -> list[Tensor]:
+    """Return `[T, D]`: by how much the first sums differ from their first position, where that is the position's doing.
+
+    Args:
+        seen: the trace of a forward on the same token at every position of a sample.
+        length: T.
+        width: D.
+    """
+    found: list[Tensor] = []
+    for value in seen.values[: _first_map(seen, length)]:
+        x = value.output.double()
+        if value.name != "add" or x.ndim != 3 or x.shape[-1] != width or length not in x.shape[:2]:
+            continue
+        x = x if x.shape[1] == length else x.transpose(0, 1)
+        steps = x - x[:, :1]
+        if float((steps - steps[:1]).abs().amax()) <= 1e-4 * float(x.abs().amax()) and bool(steps.abs().amax() > 1e-6):
+            found.append(steps[0])
+    return found
+
+
+def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> float:
+    """Return how far steps `[T, D]` are from those of the sinusoidal table, weighed or not, from position 0, 1 or 2 on.
+
+    Args:
+        steps: of `position_steps`.
+        width: D.
+        base: of the wavelengths.
+        layout: "interleaved", "halves" or "" for the nearer one.
+    """
+    half = torch.arange(width // 2, dtype=torch.float64)
+    spread = base ** (-half / max(width // 2 - 1, 1))  # tensor2tensor's run to the base itself
+    errors = []
+    for arrangement, first in product([layout] if layout else ["interleaved", "halves"], (0, 1, 2)):
+        angles = torch.arange(first, len(steps) + first, dtype=torch.float64)[:, None] * spread
+        both = (angles.sin(), angles.cos())
+        other = torch.cat(both, -1) if arrangement == "halves" else torch.stack(both, -1).flatten(1)
+        for table in (closed_form(len(steps), width, base, arrangement, first), other):
+            if table.shape == steps.shape:
+                wanted = table - table[:1]
+                scale = float((wanted * steps).sum() / wanted.square().sum())
+                errors.append(float((steps - (scale or 1.0) * wanted).abs().amax()))
+    return min(errors)
+
+
+def first_rows(seen: Traced, module: nn.Module, length: int, width: int) -> list[tuple[int, str]]:
+    """Return the row of a table of parameters that stands at the first position, and the table's name.
+
+    Args:
+        seen: the trace of a forward on the same token at every position of a sample.
+        module: the model.
+        length: T.
+        width: D.
+    """
+    found = []
+    for steps in position_steps(seen, length, width):
+        for name, parameter in module.named_parameters():
+            if parameter.shape[-1] != width or parameter.numel() < length * width:
+                continue
+            table = parameter.detach().double().reshape(-1, width)
+            for first in range(len(table) - length + 1):
+                rows = table[first : first + length]
+                if float((rows - rows[:1] - steps).abs().amax()) <= seen.limit * float(rows.abs().amax()):
+                    found.append((first, name))
+    return found

@@ -1,0 +1,106 @@
+"""One forward of a case's model, taken apart: samples and positions that no other size coincides with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.anatomy.traced import Traced, traced
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.case import Case
+
+BATCH, LENGTH = 5, 7
+"""Samples, and positions where no window is longer."""
+
+_LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""Largest relative difference that is rounding: float64 models have tables that were made in float32."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A forward that was taken apart.
+
+    Attributes:
+        case: of it.
+        built: its model.
+        inputs: what it was called on, `[B, T]` or `[B, T, D]`, the source before the target.
+        length: positions T of its sequence.
+        other: positions of its other sequence; 0 if it has one.
+        limit: largest relative difference that is rounding.
+        seen: its trace.
+    """
+
+    case: Case
+    built: Built
+    inputs: tuple[Tensor, ...]
+    length: int
+    other: int
+    limit: float
+    seen: Traced
+
+    @property
+    def module(self) -> nn.Module:
+        """The model."""
+        module: nn.Module = self.built.module
+        return module
+
+    @property
+    def width(self) -> int:
+        """Channels D of the model: those of most of its modules, where an instance came without its sizes."""
+        subject = self.case.subject
+        if subject.build is None and subject.config is None and self.seen.calls:
+            return Counter(call.given.shape[-1] for call in self.seen.calls).most_common(1)[0][0]
+        return self.built.config.d_model
+
+    def repeated(self) -> Traced:
+        """Return the trace of a forward on the first token of each sample, at every position."""
+        return _traced(
+            self.case, self.built, tuple(x[:, :1].expand_as(x).contiguous() for x in self.inputs), self.limit
+        )
+
+
+def flow(case: Case) -> Flow:
+    """Return a forward of the case's model in the widest dtype that it computes in, on drawn inputs."""
+    built = case.built(dtype=judged_dtypes(case.bench)[-1])
+    if not isinstance(built.module, nn.Module):
+        case.does_not_apply("it is no torch module")
+    if built.dtype not in _LIMITS:
+        case.does_not_apply(f"in {built.dtype} parts cannot be told by their numbers")
+    two = case.subject.kind == "encoder_decoder"
+    longest = min(case.subject.fact("max_len", built.config.max_len), built.config.max_len)
+    needed = LENGTH + two
+    if longest < needed:
+        case.does_not_apply(f"it takes {longest} positions, and {needed} are needed to tell parts by their numbers")
+    # a window is seen by what lies beyond it
+    length = min(max(LENGTH, (case.subject.declares.get("window") or 0) + 3), longest - two)
+    tokens = _drawn(case, built, length)
+    inputs = (_drawn(case, built, length + 1), tokens) if two else (tokens,)
+    limit = _LIMITS[built.dtype]
+    return Flow(case, built, inputs, length, (length + 1) * two, limit, _traced(case, built, inputs, limit))
+
+
+def _drawn(case: Case, built: Built, length: int) -> Tensor:
+    if case.subject.takes_tokens:
+        return case.tokens(BATCH, length)
+    return case.normal(BATCH, length, built.config.d_model, dtype=built.dtype)
+
+
+def _traced(case: Case, built: Built, inputs: tuple[Tensor, ...], limit: float) -> Traced:
+    """Return the trace of a forward; the properties of one subject share the last ones, but for a script."""
+    run: Callable[[], Any] = case.caller(built, *inputs)
+    if case.bench.recorder:
+        taken: Traced = case.apply(traced, built.module, run, BATCH, limit)
+        return taken
+    kept: list[tuple[Any, tuple[Tensor, ...], Traced]] = case.bench.measured.setdefault(("anatomy",), [])
+    for module, known, found in kept:
+        if module is built.module and all(map(torch.equal, known, inputs)):
+            return found
+    found = traced(built.module, run, BATCH, limit)
+    kept[:] = [*kept[-1:], (built.module, inputs, found)]
+    return found

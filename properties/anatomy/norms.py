@@ -1,0 +1,144 @@
+"""The norms of a model, told by what they do to the tokens that flow through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.anatomy.residual import residual_sums
+from veriformer.properties.anatomy.traced import ModuleCall, Traced
+
+_EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+
+
+@dataclass
+class NormCall:
+    """One call of a module that normalises.
+
+    Attributes:
+        place: its path.
+        part: itself.
+        kind: "layer", "rms", or "" where neither formula gives its output.
+        given: `[..., D]` tokens, float64.
+        made: `[..., D]`.
+        eps: that explains it.
+        when: number of values that were made before it ended.
+    """
+
+    place: str
+    part: nn.Module
+    kind: str
+    given: Tensor
+    made: Tensor
+    eps: float
+    when: int
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a normalization: by a name in its class's ancestry, and parameters all vectors."""
+    own = list(module.parameters(recurse=False))
+    return any("norm" in c.__name__.lower() for c in type(module).__mro__) and all(p.ndim <= 1 for p in own)
+
+
+def norm_calls(seen: Traced) -> list[NormCall]:
+    """Return the calls of modules that are norms in a forward, in order."""
+    found: list[NormCall] = seen.once("norms", lambda: [_read(c, seen.limit) for c in seen.calls if is_norm(c.part)])
+    return found
+
+
+def _read(call: ModuleCall, limit: float) -> NormCall:
+    width = call.given.shape[-1]
+    given, made = call.given.double(), call.made.double()
+    x, y = given.reshape(-1, width), made.reshape(-1, width)
+    own = next(
+        (v for name in ("eps", "variance_epsilon") if isinstance(v := getattr(call.part, name, None), float)), None
+    )
+    for kind in ("layer", "rms"):
+        for eps in _EPS if own is None else (own, *_EPS):
+            if fits(y, normalised(x, kind, eps), limit):
+                return NormCall(call.place, call.part, kind, given, made, eps, call.when)
+    return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
+
+
+def held(norm: NormCall) -> tuple[Tensor, Tensor]:
+    """Return the gain and the bias `[D]` that a norm holds, float64; ones and zeros where it has none."""
+    width = norm.given.shape[-1]
+    vectors = [(n, p.detach().double()) for n, p in norm.part.named_parameters(recurse=False) if p.shape == (width,)]
+    shifts = [v for n, v in vectors if any(word in n for word in ("bias", "beta", "shift"))]
+    gains = [v for _, v in vectors if not any(v is s for s in shifts)]
+    ones, zeros = torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    gain, bias, *_ = [*gains[:1], *[ones] * (not gains), *shifts, *gains[1:], zeros]  # a second vector is the bias
+    return gain, bias
+
+
+def measured_gain(norm: NormCall) -> Tensor:
+    """Return the gain `[D]` that explains what a norm of known kind gave best, float64."""
+    width = norm.given.shape[-1]
+    plain, made = normalised(norm.given, norm.kind, norm.eps).reshape(-1, width), norm.made.reshape(-1, width)
+    middle = plain - plain.mean(0)
+    return (middle * (made - made.mean(0))).sum(0) / middle.square().sum(0).clamp(min=1e-300)
+
+
+def normalised(x: Tensor, kind: str, eps: float) -> Tensor:
+    """Return tokens `[..., D]` normalised by LayerNorm or RMSNorm, without gain and bias."""
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def fits(made: Tensor, plain: Tensor, limit: float) -> bool:
+    """Whether a gain and a bias a channel explain tokens `[N, D]` by normalised ones; fewer than four say nothing."""
+    if len(made) < 4:
+        return False
+    middle, base = plain - plain.mean(0), made - made.mean(0)
+    gain = (middle * base).sum(0) / middle.square().sum(0).clamp(min=1e-300)
+    return bool((base - gain * middle).abs().amax() <= limit * made.abs().amax())
+
+
+def are_same_tokens(one: Tensor, other: Tensor, limit: float) -> bool:
+    """Whether two tensors hold the same tokens, in any order of the axes before their channels."""
+    a, b = (x.double().reshape(-1, x.shape[-1]) for x in (one, other))
+    if a.shape != b.shape:
+        return False
+    size = float(a.abs().amax())
+    if float((a.sum(0) - b.sum(0)).abs().amax()) > limit * size * len(a):
+        return False  # the same tokens in any order have one sum
+    return abs(float(a.square().sum() - b.square().sum())) <= limit * size**2 * b.numel()
+
+
+def stands_behind_norm(taken: Tensor, norms: list[NormCall], limit: float) -> bool:
+    """Whether what a linear map takes is what a norm gave, in any order of its tokens' axes."""
+    return any(are_same_tokens(norm.made, taken, limit) for norm in norms)
+
+
+def norms_at_the_end(seen: Traced, width: int) -> int | None:
+    """Return how many norms stand between the last sum of the stream and the output or the map that gives it.
+
+    Args:
+        seen: the trace of a forward.
+        width: D.
+
+    Returns:
+        None where that is not seen: the output is made in another way, or its norms are no modules.
+    """
+    sums = residual_sums(seen, width)
+    if seen.output is None or not sums:
+        return None
+    last = max(sums, key=lambda s: s.when)
+    taken = seen.output
+    for product in reversed(seen.products):
+        if product.output.numel() == taken.numel() and torch.equal(product.output.flatten(), taken.flatten()):
+            taken = product.left
+            break
+    norms = norm_calls(seen)
+    stream: Tensor | None = seen.values[last.when].output
+    for count in range(3):
+        if stream is None:
+            break
+        if are_same_tokens(stream, taken, seen.limit):
+            return count
+        before = stream
+        stream = next((n.made for n in norms if are_same_tokens(n.given, before, seen.limit)), None)
+    return None

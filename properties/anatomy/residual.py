@@ -1,0 +1,129 @@
+"""How what a sublayer gives is added to the stream, told by its numbers: `stream = a x + b sublayer(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from veriformer.properties.anatomy.traced import Traced
+
+_NEXT = 40  # values between a map's output and the sum that takes it: dropouts, norms, casts, a bias, another sublayer
+_ONE = 1e-3
+_SEEN = 1e-4  # of a branch: what is below rounding beside its stream has no factor that could be told
+_BACK = 160  # values before that the stream may be: a sublayer's own
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One sum of the stream and what a linear map gave.
+
+    Attributes:
+        place: path of the module whose map it is.
+        stream: by which the stream is multiplied.
+        branch: by which what is added is.
+        product: number of the map's output among the values.
+        when: number of the sum.
+    """
+
+    place: str
+    stream: float
+    branch: float
+    product: int
+    when: int
+
+
+def residual_sums(seen: Traced, width: int) -> list[Sum]:
+    """Return the sums of a stream of some width in a forward, in order."""
+    found: list[Sum] = seen.once(("sums", width), lambda: _residual_sums(seen, width))
+    return found
+
+
+def _residual_sums(seen: Traced, width: int) -> list[Sum]:
+    found = []
+    for product in seen.products:
+        if product.output.shape[-1] != width or product.right.shape[:-2].numel() > 1:
+            continue
+        if one := _sum_of(seen, product.when, product.place):
+            found.append(one)
+    return found
+
+
+def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
+    branch = _flat(seen.values[when].output)
+    later = [v for v in seen.values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
+    sums = [v for v in later if v.name == "add"]
+    for total in sums:
+        y = _flat(total.output)
+        before = [_flat(v.output) for v in sums if v.when < total.when]
+        biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
+        first = None
+        for b in (branch, *turned_rows(branch, total.output), *biased):
+            for x, since in _streams(seen, when, y.numel()):
+                if (fit := _fit(y, x, b, seen.limit)) is None:
+                    continue
+                first = first or fit
+                if abs(fit[0] - 1) <= _ONE:
+                    return Sum(place, _multiple(seen, x, since, when) * fit[0], fit[1], when, total.when)
+        if first:
+            return Sum(place, *first, when, total.when)
+    return None
+
+
+def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
+    """Return what a map gave with samples and positions in the other order, as attention with time first has it."""
+    if total.ndim != 3:
+        return []
+    one, other, width = total.shape
+    return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
+
+
+def _streams(seen: Traced, when: int, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield what the stream may be, and since when it is there.
+
+    Values before, and what modules are given, which no operation need have made. A stream times a number may be a value
+    of its own: that it is taken once shows by the stream itself.
+    """
+    for value in reversed(seen.values[max(0, when - _BACK) : when]):
+        if value.output.numel() == size:
+            yield _flat(value.output), value.when
+    for call in seen.calls:
+        if call.since <= when and call.given.numel() == size:
+            yield _flat(call.given), call.since
+
+
+def _multiple(seen: Traced, x: Tensor, since: int, when: int) -> float:
+    """Return by what a stream was multiplied beforehand: 1, unless the branch is made of another multiple of it."""
+    taken = [c.given for c in seen.calls if since < c.since <= when]
+    taken += [p.left for p in seen.products if since < p.when <= when]
+    for given in taken:
+        if given.numel() == x.numel():
+            own = _flat(given)
+            factor = float((x @ own) / (own @ own).clamp(min=1e-300))
+            if float((x - factor * own).abs().amax()) <= seen.limit * float(x.abs().amax()):
+                return factor
+    return 1.0
+
+
+def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:
+    """Return the factors of `y = f x + g b` where that holds up to rounding, and the part of b is seen in it."""
+    own = x - (x @ b) / (b @ b).clamp(min=1e-300) * b
+    size = own @ own
+    if float(size) <= 1e-12 * float(x @ x):
+        return None
+    stream = (own @ y) / size
+    branch = ((y - stream * x) @ b) / (b @ b).clamp(min=1e-300)
+    left, part = float((y - stream * x - branch * b).abs().amax()), float((branch * b).abs().amax())
+    explains = left <= limit * float(y.abs().amax()) and left <= _SEEN * part
+    return (float(stream), float(branch)) if explains and min(abs(float(stream)), abs(float(branch))) > limit else None
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.double().reshape(-1)
+
+
+def _is_row_shift(one: Tensor, other: Tensor, width: int, limit: float) -> bool:
+    """Whether two values differ by one row that all tokens share: a bias was added."""
+    apart = (one - other).reshape(-1, width)
+    return bool((apart - apart[:1]).abs().amax() <= limit * one.abs().amax())

@@ -1,0 +1,77 @@
+"""By which angles the queries and keys of an attention are turned, told by what they come from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.attention import Attention
+from veriformer.properties.anatomy.sources import Head, parts_of
+from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.definitions.angles import turned
+
+BASES = (1e4, 1e2, 5e2, 1e3, 5e3, 2e4, 1e5, 5e5, 1e6, 1e7)
+"""Bases of frequencies that are tried where the declared one does not act."""
+
+_NEXT = 24  # products behind an attention of which one may take what it gives: heads that are computed in turn
+
+Sides = tuple[tuple[Tensor, list[Head | None]], ...]
+"""Rows `[B, H, T, K]`, and where each head of them comes from."""
+
+
+def rotation_misfit(attention: Attention, base: float, width: int, layout: str) -> float:
+    """Return how far queries and keys are from their sources turned by t base^(-2i/width), relatively.
+
+    Args:
+        attention: of which all sources are known.
+        base: of the frequencies.
+        width: channels that are turned.
+        layout: "halves", "interleaved" or "" for the nearer one.
+    """
+    both = ((attention.query, attention.query_from), (attention.key, attention.key_from))
+    return turning_misfit(both, base, width, layout)
+
+
+def turning_misfit(sides: Sides, base: float, width: int, layout: str) -> float:
+    """Return the relative error of the sense and first position that explain rows best; see `rotation_misfit`."""
+    # a first position of 1 or 2 gives the same scores as one of 0
+    forms = itertools.product([layout] if layout else ["halves", "interleaved"], (1.0, -1.0), (0, 1, 2))
+    return min(max(_errors(sides, base, width, *form)) for form in forms)
+
+
+def _errors(sides: Sides, base: float, width: int, layout: str, sign: float, start: int) -> Iterator[float]:
+    for rows, sources in sides:
+        at = torch.arange(rows.shape[2], dtype=torch.float64) + start
+        angles = at[:, None] * base ** (-torch.arange(0, width - 1, 2, dtype=torch.float64) / width)
+        for head, source in enumerate(sources):
+            if source is not None:
+                wanted = turned(source.source * source.factor, angles, layout, sign)
+                yield float((rows[:, head] - wanted).abs().amax() / rows[:, head].abs().amax())
+
+
+def is_still(rows: Tensor, sources: list[Head | None], limit: float) -> bool:
+    """Whether rows `[B, H, T, K]` are their sources times a factor: nothing is turned."""
+    pairs = [(rows[:, h], s.source * s.factor) for h, s in enumerate(sources) if s is not None]
+    return bool(pairs) and all(float((a - b).abs().amax()) <= 1e2 * limit * float(b.abs().amax()) for a, b in pairs)
+
+
+def stands_still(attention: Attention, limit: float) -> bool:
+    """Whether neither queries nor keys are turned."""
+    both = ((attention.query, attention.query_from), (attention.key, attention.key_from))
+    return all(is_still(rows, sources, limit) for rows, sources in both)
+
+
+def goes_on_as_it_is(seen: Traced, attention: Attention, head: int) -> bool:
+    """Whether a map takes what a head gives as it stands: turned back first, turned values are right."""
+    output = attention.weights[:, head] @ attention.value[:, head]
+    _, length, width = output.shape
+    later = [p for p in seen.products if p.when > attention.when]
+    for product in later[:_NEXT]:
+        for parts in parts_of(product.left.double(), seen.batch, length, width):
+            heads = (parts.part(number, width)[0] for number in range(len(parts.sizes)))
+            if any(float((h - output).abs().amax()) <= 1e2 * seen.limit * float(output.abs().amax()) for h in heads):
+                return True
+    return False

@@ -1,0 +1,120 @@
+"""Where the queries, keys and values of a head come from: the part of an earlier product that they are.
+
+Rotations keep the norms of tokens: one factor explains the norms of all tokens in the right part, and in no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from veriformer.properties.anatomy.traced import Traced, Value
+
+LINEAR = ("mm", "bmm", "matmul", "addmm", "baddbmm", "add")
+"""Operations that linear maps come down to, adding their biases among them."""
+
+
+@dataclass
+class Head:
+    """Where a head's queries or keys come from.
+
+    Attributes:
+        source: `[B, T, K]`: the part of an earlier product that it is, but for a factor and a rotation.
+        factor: by which it was multiplied since.
+        when: number of that product among the values.
+        place: the module that made it.
+        start: first channel of the part.
+        step: from one of its channels to the next.
+    """
+
+    source: Tensor
+    factor: float
+    when: int
+    place: str
+    start: int
+    step: int
+
+    @property
+    def channels(self) -> range:
+        """The channels of the product that it is."""
+        return range(self.start, self.start + self.source.shape[-1] * self.step, self.step)
+
+
+@dataclass
+class Parts:
+    """All parts of what a linear map gave that may be heads, side by side or every n-th channel.
+
+    Attributes:
+        tokens: `[B, T, W]`.
+        step: between two channels of a head.
+        sizes: `[N, B T]`: norms of the tokens of each part.
+    """
+
+    tokens: Tensor
+    step: int
+    sizes: Tensor
+
+    def part(self, number: int, width: int) -> tuple[Tensor, int]:
+        """Return the part `[B, T, K]` of a number, and its first channel."""
+        block, first = divmod(number, self.step)
+        start = block * width * self.step + first
+        return self.tokens[..., start : start + width * self.step : self.step][..., :width], start
+
+
+def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
+    """Return the part of an earlier product that a head's queries or keys are, rotated and scaled or not.
+
+    Args:
+        seen: the trace of a forward.
+        part: `[B, T, K]`.
+        before: number of the value at which they were used.
+    """
+    _, length, width = part.shape
+    norms = part.norm(dim=-1).flatten()
+    if not float(norms.min()) > 0 or float(norms.std() / norms.mean()) < 1e-3:
+        return None  # of one norm: normalised, or nothing to tell by
+    for value in reversed(seen.values[:before]):
+        if value.name not in LINEAR:
+            continue
+        for parts in _parts(seen, value, length, width):
+            factors = (parts.sizes @ norms) / parts.sizes.square().sum(-1).clamp(min=1e-300)
+            errors = (norms - factors[:, None] * parts.sizes).abs().amax(-1)
+            best = int(errors.argmin())
+            if float(errors[best]) <= seen.limit * float(norms.max()):
+                source, start = parts.part(best, width)
+                return Head(source, float(factors[best]), value.when, value.place, start, parts.step)
+    return None
+
+
+def _parts(seen: Traced, value: Value, length: int, width: int) -> list[Parts]:
+    known: list[Parts] = seen.once(
+        ("parts", value.when, length, width), lambda: parts_of(value.output.double(), seen.batch, length, width)
+    )
+    return known
+
+
+def parts_of(output: Tensor, batch: int, length: int, width: int) -> list[Parts]:
+    """Return all parts of so many channels of the tokens of some tensor; none where it holds no such tokens."""
+    channels, left = divmod(output.numel(), batch * length)
+    if left or channels % width or channels < width:
+        return []
+    found = []
+    count = channels // width
+    for tokens in _as_tokens(output, batch, length):
+        for step in (n for n in range(1, count + 1) if count % n == 0):
+            sizes = tokens.unflatten(-1, (count // step, width, step)).norm(dim=-2)
+            found.append(Parts(tokens, step, sizes.reshape(-1, count).T))
+    return found
+
+
+def _as_tokens(x: Tensor, batch: int, length: int) -> list[Tensor]:
+    """Return `[B, T, W]` of what a linear map gave: samples first, or time first."""
+    if x.ndim >= 3 and tuple(x.shape[:2]) == (length, batch):
+        return [x.reshape(length, batch, -1).transpose(0, 1)]
+    if x.ndim >= 3 and tuple(x.shape[:2]) == (batch, length):
+        return [x.reshape(batch, length, -1)]
+    if x.shape[-2] == batch * length or x.shape[0] == batch * length:
+        flat = x.reshape(-1, batch * length, x.shape[-1]).transpose(0, 1).reshape(batch * length, -1)
+        return [flat.unflatten(0, (batch, length)), flat.unflatten(0, (length, batch)).transpose(0, 1)]
+    return []

@@ -1,0 +1,300 @@
+"""The attentions inside a whole model, each judged by what really flows through it: scale, softmax, mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.attention import Attention, followed, is_part_of_rows
+from veriformer.properties.anatomy.flow import BATCH, Flow, flow
+from veriformer.properties.anatomy.sources import Head
+from veriformer.properties.anatomy.traced import Traced, traced
+from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.facts import SCALES, attention_scale
+from veriformer.properties.subject.subject import Subject
+
+KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
+_PAPER = "Vaswani et al. 2017, section 3.2."
+_NEAR = 1e-3
+"""A scale further off, relatively, is another one: float32 constants and a fit in float32 err by 1e-4 at most."""
+
+
+@holds(
+    "anatomy.scale",
+    statement="In every attention inside a model every head multiplies q k^T by the declared scale (1/sqrt(d_head)).",
+    formula="log A_h = s q_h k_h^T + bias + a constant a row, with q_h and k_h as they leave their projections",
+    source=_PAPER,
+    kinds=KINDS,
+    unless=(needs_module, excludes_fact("query_key_norm"), excludes_fact("soft_cap"), excludes_fact("quantised")),
+    examples_factor=0.2,
+    catches=("SC02", "SC04"),
+)
+def every_head_has_the_scale(case: Case) -> None:
+    """The scale is fitted to the weights that really flow, whatever the order of projecting, scaling, biasing and
+    masking, and goes back to what the projections gave: scaling queries before or keys after counts as well. A
+    temperature that is a parameter is no constant to be held to, unless one is declared.
+    """
+    flowing = flow(case)
+    names = [
+        (a.place, h, len(a.scale), a.query.shape[-1])
+        for a in followed(flowing.seen) for h, s in enumerate(a.scale) if s is not None
+    ]  # fmt: skip
+    if not names:
+        case.does_not_apply("no attention could be followed from its projections to its weights")
+    found = case.apply(scales, flowing.seen)
+    declared = case.subject.fact("attention_scale")
+    wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
+    off = (found / wanted - 1).abs()
+    if declared is None and bool(off.amax() >= _NEAR) and _is_learned(case, flowing):
+        case.does_not_apply("the scale of its scores is a parameter, and no constant is declared")
+    case.witness()
+    worst = int(off.argmax())
+    place, head, heads, d_head = names[worst]
+    measured, right = float(found[worst]), float(wanted[worst])
+    lone = [n for n, o in zip(names, off.tolist(), strict=True) if o > _NEAR]
+    case.require(
+        off.amax() < _NEAR,
+        f"in {place or 'the model'} head {head} of {heads} multiplies q k^T by {measured:.6g}, not by {right:.6g}",
+        got=f"{measured:.6g}",
+        expected=f"{right:.6g}",
+        error=off.amax(),
+        tolerance=_NEAR,
+        cause=lambda: _scale_cause(lone, names, measured, right, d_head, flowing.width),
+        asks=("attention_scale", _named(measured, d_head, flowing.width)) if len(lone) == len(names) else None,
+    )
+
+
+def scales(seen: Traced) -> Tensor:
+    """Return the scale of every head of every attention that can be followed, in order, float64."""
+    return torch.tensor([s for a in followed(seen) for s in a.scale if s is not None], dtype=torch.float64)
+
+
+def _is_learned(case: Case, flowing: Flow) -> bool:
+    """Whether scales follow parameters of one number a head or a model, which no projection and no norm has."""
+    config = flowing.built.config
+    counts = {1, config.num_heads, config.num_layers, config.num_heads * config.num_layers}
+    with off_the_record(case):
+        twin = case.copy_of(flowing.built)
+        before = scales(traced(twin.module, case.caller(twin, *flowing.inputs), BATCH, flowing.limit))
+        with torch.no_grad():
+            for parameter in twin.module.parameters():
+                if parameter.numel() in counts and parameter.is_floating_point():
+                    parameter.mul_(1.25)
+        after = scales(traced(twin.module, case.caller(twin, *flowing.inputs), BATCH, flowing.limit))
+    return before.shape == after.shape and bool(((after / before - 1).abs() > 10 * _NEAR).any())
+
+
+def _named(scale: float, d_head: int, d_model: int) -> str | float:
+    """Return the name of a scale, or the number."""
+    for name, formula in SCALES.items():
+        if abs(formula(d_head, d_model) / scale - 1) < _NEAR:
+            return name
+    return float(f"{scale:.6g}")
+
+
+def _scale_cause(
+    lone: list[tuple[str, int, int, int]], names: list[tuple[str, int, int, int]], seen: float, right: float,
+    d_head: int, d_model: int,
+) -> str:  # fmt: skip
+    """Say what the scale is, and whose."""
+    ratio = seen / right
+    words = {
+        1.0: "1: the scores are not scaled at all",
+        1 / d_head: "1/d_head: the scores are scaled twice",
+        d_model**-0.5: "1/sqrt(d_model) in place of 1/sqrt(d_head)",
+        d_head**0.5: "sqrt(d_head): multiplied where it should be divided",
+    }
+    what = next((w for value, w in words.items() if abs(seen / value - 1) < _NEAR), f"{ratio:.4g} times the right one")
+    if len(lone) == len(names):
+        return f"the measured scale of every head is {what}"
+    places = sorted({place for place, *_ in lone})
+    whose = (
+        f"of head {lone[0][1]} in {lone[0][0]}" if len(lone) == 1 else f"of {len(lone)} heads, in {', '.join(places)}"
+    )
+    return f"the measured scale {whose} alone is {what}"
+
+
+@holds(
+    "anatomy.softmax",
+    statement="In every attention of a model weights are normalised over the keys, and weigh the values of these keys.",
+    formula="A_h = softmax over s; output_h = A_h v_g with the values of the group whose keys gave A_h",
+    source=_PAPER,
+    kinds=KINDS,
+    unless=(needs_module, excludes_fact("quantised")),
+    examples_factor=0.2,
+)
+def weights_are_normalised_over_keys(case: Case) -> None:
+    """A softmax over queries gives outputs of the right shape. Grouped heads share keys and values: a head that takes
+    the keys of one group and the values of another mixes two heads. Chunks of keys are summed up elsewhere.
+    """
+    flowing = flow(case)
+    least = min(flowing.length, flowing.other or flowing.length)
+    known = _of_whole_rows(flowing.seen, least)
+    if not known:
+        case.does_not_apply("no attention could be followed from its scores to its weights")
+    sums = case.apply(row_sums, flowing.seen, least)
+    worst = int((sums - 1).abs().argmax())
+    place, total = known[worst].place or "the model", float(sums[worst])
+    case.witness()
+    if not case.subject.fact("sink"):
+        case.require(
+            (sums - 1).abs().amax() < 100 * flowing.limit,
+            f"in {place} rows of attention weights do not sum to 1",
+            got=f"{total:.6g}",
+            expected="1",
+            error=(sums - 1).abs().amax(),
+            tolerance=100 * flowing.limit,
+            cause=lambda: _sum_cause(known[worst], total, place),
+            asks=("sink", True) if total < 1 and known[worst].over == "keys" else None,
+        )
+    crossed = case.apply(crossed_groups, flowing.seen)
+    which = next((a.place for a in followed(flowing.seen) if _crosses(a)), "") or "the model"
+    case.require(
+        crossed == 0,
+        f"in {which} heads weigh the values of other heads' keys",
+        got=f"{int(crossed)} attentions",
+        expected="none",
+        cause=lambda: f"keys and values are dealt to the heads in two different orders in {which}",
+    )
+
+
+def _of_whole_rows(seen: Traced, least: int) -> list[Attention]:
+    """Return the attentions over so many keys at least, whose rows are no parts of longer ones: these sum to less."""
+    return [a for a in followed(seen) if a.hidden.shape[-1] >= least and not is_part_of_rows(seen, a)]
+
+
+def row_sums(seen: Traced, least: int) -> Tensor:
+    """Return, of each attention over so many keys, the sum of weights that is furthest from 1, float64."""
+    sums = [a.weights.sum(-1).flatten() for a in _of_whole_rows(seen, least)]
+    return torch.stack([s[(s - 1).abs().argmax()] for s in sums])
+
+
+def _sum_cause(attention: Attention, total: float, place: str) -> str:
+    if attention.over == "queries":
+        return f"the softmax in {place} runs over the queries: its columns sum to 1, not its rows"
+    sums = attention.weights.sum(-1)
+    if float(sums.max() - sums.min()) < _NEAR:
+        return f"all weights in {place} are those of a softmax times {total:.4g}"
+    return f"a part of {1 - total:.3g} of the softmax in {place} goes to no key"
+
+
+def crossed_groups(seen: Traced) -> Tensor:
+    """Return how many attentions give heads the keys of one group and the values of another."""
+    return torch.tensor(sum(_crosses(a) for a in followed(seen)))
+
+
+def _crosses(attention: Attention) -> bool:
+    """Whether heads that share their keys do not share their values, and as many parts serve them all."""
+    keys, values = _dealt(attention.key_from), _dealt(attention.value_from)
+    if keys is None or values is None or not 1 < len(set(keys)) == len(set(values)) < len(keys):
+        return False
+    return len(set(zip(keys, values, strict=True))) > len(set(keys))
+
+
+def _dealt(sources: list[Head | None]) -> list[tuple[int, int]] | None:
+    """Return for each head which part of which product it takes; None where some is not known."""
+    parts = [(s.when, s.start) for s in sources if s is not None]
+    return parts if len(parts) == len(sources) else None
+
+
+def _hides_by_design(subject: Subject) -> str | None:
+    if subject.fact("sparse"):
+        return "which keys are hidden by design is not declared: it is declared to be sparse"
+    if subject.fact("causal") is None:
+        return "the fact 'causal' is neither declared nor known"
+    return None
+
+
+@holds(
+    "anatomy.mask",
+    statement="Every head of every layer hides the keys that the declared mask hides, and no other.",
+    formula="A_h(t, s) = 0  <=>  s > t, or s <= t - w with a window of w",
+    source="Vaswani et al. 2017, section 3.2.3; Beltagy et al. 2020, section 3.1.",
+    kinds=KINDS,
+    unless=(needs_module, _hides_by_design, excludes_fact("quantised")),
+    examples_factor=0.2,
+)
+def every_head_has_the_mask(case: Case) -> None:
+    """Through a stack a layer that hides too much is made up for by the others, and a window that is one too wide is
+    lost in their reach: so the weights of each are looked at. Without a mask argument nothing is padding. Layers with
+    a window beside layers without one are a design, where no window is declared.
+    """
+    flowing = flow(case)
+    known = [(i, a, w) for i, a in enumerate(followed(flowing.seen)) if (w := _wanted(flowing, a)) is not None]
+    if not known:
+        case.does_not_apply("no attention over its sequences could be followed")
+    whole = any(torch.equal(a.hidden, (~w).expand_as(a.hidden)) for _, a, w in known)
+    for number, attention, allowed in known:
+        if whole and not case.subject.declares.get("window") and _is_local(attention.hidden):
+            continue
+        hidden = case.apply(hidden_keys, flowing.seen, number)
+        wrong = hidden != ~allowed
+        case.witness()
+        head, t, s = (int(i) for i in wrong.nonzero()[0]) if bool(wrong.any()) else (0, 0, 0)
+        sees = "does not see" if bool(hidden[head, t, s]) else "sees"
+        place = attention.place or "the model"
+        case.require(
+            ~wrong.any(),
+            f"in {place} head {head} of {len(hidden)}: query {t} {sees} key {s}",
+            got=f"{int((hidden[head] & allowed).sum())} too many hidden, {int((~hidden[head] & ~allowed).sum())} seen",
+            expected="those of the declared mask",
+            cause=lambda hidden=hidden, allowed=allowed, place=place: _mask_cause(hidden, allowed, place),  # type: ignore[misc]
+            asks=("sparse", True) if bool((hidden | allowed).all()) else None,
+        )
+
+
+def _is_local(hidden: Tensor) -> bool:
+    """Whether all heads see one window of the past, `[H, T, T]`; one that leaves out the farthest key alone may err."""
+    length = hidden.shape[-1]
+    if hidden.shape[-2] != length:
+        return False
+    return any(torch.equal(hidden, (~causal_region(length, w)).expand_as(hidden)) for w in range(2, length - 1))
+
+
+def hidden_keys(seen: Traced, number: int) -> Tensor:
+    """Return `[H, T, S]`: which keys no sample's query sees in the attention of a number among those followed."""
+    return followed(seen)[number].hidden
+
+
+def _wanted(flowing: Flow, attention: Attention) -> Tensor | None:
+    """Return `[T, S]`: what may be seen in an attention; None where it is over something else than the sequences."""
+    subject = flowing.case.subject
+    _, queries, keys = attention.hidden.shape
+    if (queries, keys) == (flowing.length, flowing.length):
+        if not subject.fact("causal"):  # what a two-sided window hides is declared in no one way
+            return None if subject.declares.get("window") else torch.ones(queries, keys, dtype=torch.bool)
+        reaches = (subject.declares.get("window") or 0) < flowing.length
+        window = subject.fact("window") if reaches else None  # a longer one hides nothing here, and is not verified
+        return causal_region(flowing.length, window, subject.fact("prefix"), subject.fact("sink_tokens", 0))
+    if flowing.other and queries in (flowing.length, flowing.other) and keys == flowing.other:
+        return torch.ones(queries, keys, dtype=torch.bool)
+    return None
+
+
+def _mask_cause(hidden: Tensor, allowed: Tensor, place: str) -> str | None:
+    """Say how the mask of an attention differs, where all its heads do so alike."""
+    if not bool((hidden == hidden[:1]).all()):
+        wrong = [str(h) for h in range(len(hidden)) if not torch.equal(hidden[h], ~allowed)]
+        return f"the mask of head {', '.join(wrong)} in {place} is another one than that of the others"
+    own, length = hidden[0], hidden.shape[-1]
+    if not bool(own.any()):
+        return f"no mask hides anything in {place}"
+    if own.shape[0] != own.shape[1]:
+        return None
+    if torch.equal(own, torch.ones_like(own).triu(1)):
+        return f"a causal mask hides the later keys in {place}"
+    rest = own & ~torch.eye(length, dtype=torch.bool)
+    if torch.equal(rest, ~allowed) and int((own & ~rest).sum()) >= length - 1:
+        return f"queries do not see themselves in {place}"
+    for shift in (-2, -1, 1, 2):
+        if torch.equal(own, torch.ones_like(own).triu(1 + shift)):
+            way = "later" if shift > 0 else "earlier"
+            return f"the causal mask in {place} begins {abs(shift)} {way} than behind the query itself"
+    for window in range(1, length):
+        if torch.equal(own, ~causal_region(length, window)):
+            return f"in {place} queries see the last {window} keys alone, themselves among them"
+    return None

@@ -1,0 +1,282 @@
+"""Norms, activations and residual sums inside a whole model, each judged by the numbers that flow through it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.attention import attentions
+from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps
+from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.norms import (
+    NormCall,
+    held,
+    norm_calls,
+    normalised,
+    norms_at_the_end,
+    stands_behind_norm,
+)
+from veriformer.properties.anatomy.residual import Sum, residual_sums
+from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.norms import eps_cause, norm_cause
+
+KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
+_NAMES = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_tanh": ("gelu_tanh", False), "swiglu": ("silu", True)}
+_WORDS = {"layer": "LayerNorm", "rms": "RMSNorm"}
+_NEAR = 1e-3
+"""A factor further off is another one: those of float32 are fitted to 1e-4."""
+_SMALL = 1e-3
+"""Size of tokens whose variance is that of an ordinary eps."""
+
+
+@holds(
+    "anatomy.feed-forward",
+    statement="Between the linear maps of every feed-forward network inside a model stands the declared activation.",
+    formula="y = W_2 f(W_1 x + b_1) + b_2 with the declared f; swiglu: y = W_2 (silu(W_1 x) * W_3 x)",
+    source="Vaswani et al. 2017, equation 2; Hendrycks and Gimpel 2016; Shazeer 2020.",
+    kinds=KINDS,
+    unless=(needs_module, needs_fact("activation", *_NAMES)),
+    examples_factor=0.2,
+)
+def the_activation_is_the_declared_one(case: Case) -> None:
+    """ReLU and GELU give models that train alike; the numbers between the maps tell which it is, layer by layer."""
+    flowing = flow(case)
+    width, inner = flowing.width, flowing.built.config.d_ff
+    known = _networks(flowing.seen, width, inner)
+    if not known:
+        case.does_not_apply("no activation between two linear maps was recognised")
+    wanted = str(case.subject.fact("activation"))
+    name, is_gated = _NAMES[wanted]
+    wrong = case.apply(other_activations, flowing.seen, width, inner, name, is_gated)
+    odd = next((b for b in known if (b.activation, b.is_gated) != (name, is_gated)), known[0])
+    case.witness()
+    case.require(
+        wrong == 0,
+        f"in {odd.place or 'the model'} the activation is {_told(odd)}, where {wanted} is declared",
+        got=_told(odd),
+        expected=wanted,
+        cause=lambda: f"the activation in {odd.place or 'the model'} is {_told(odd)}",
+    )
+
+
+def other_activations(seen: Traced, width: int, inner: int, name: str, is_gated: bool) -> Tensor:
+    """Return how many feed-forward networks have another activation."""
+    found = _networks(seen, width, inner)
+    return torch.tensor(sum((b.activation, b.is_gated) != (name, is_gated) for b in found))
+
+
+def _networks(seen: Traced, width: int, inner: int) -> list[Between]:
+    """Return what stands in feed-forward networks: maps from the width of the model to more channels, and back."""
+    both = [b for b in between_linear_maps(seen) if (b.inner, b.outer) == (width, width) and b.width >= width]
+    whole = [b for b in both if b.width == inner]
+    return [b for b in whole or both if b.activation != "identity" or b.width == inner != width]
+
+
+def _told(between: Between) -> str:
+    if between.activation == "identity":
+        return (
+            "none at all: one linear map follows the other" if not between.is_gated else "a product without activation"
+        )
+    return f"{between.activation}, gated" if between.is_gated else between.activation
+
+
+@holds(
+    "anatomy.norm",
+    statement="Norms inside a model follow the declared formula, and stand where they are declared to stand.",
+    formula="LN(x) = g (x - mean) / sqrt(var + eps) + b; pre-LN: q, k, v = W LN(x); final_norm: y = W LN(x_N)",
+    source="Ba et al. 2016, equation 4; Zhang and Sennrich 2019, equation 4; Xiong et al. 2020, figure 1.",
+    kinds=KINDS,
+    unless=(needs_module, needs_fact("norm", "layer", "rms")),
+    examples_factor=0.2,
+)
+def norms_follow_the_declared_formula(case: Case) -> None:
+    """Each is held to the tokens that reach it, and how its eps enters to small ones. Norms over d_head channels, of
+    queries and keys, may be others. In a pre-LN model queries, keys and values pass a norm, all or none of them; what
+    gives the output takes what the last norm gave, where final_norm says so.
+    """
+    flowing = flow(case)
+    width, kind = flowing.width, str(case.subject.fact("norm"))
+    known = _known(flowing.seen, kind, width)
+    if not known:
+        case.does_not_apply("no module of it is known for a norm")
+    wrong = case.apply(other_norms, flowing.seen, width, kind)
+    odd, slip = next(((n, told) for n, told in known if told or n.kind != kind), known[0])
+    case.witness()
+    case.require(
+        wrong == 0,
+        f"{odd.place} is not the declared norm",
+        got=slip or _WORDS.get(odd.kind, ""),
+        expected=_WORDS[kind],
+        cause=lambda: f"{odd.place}: {slip}" if slip else f"the formula of {odd.place} is {odd.kind}",
+        asks=("norm", "other"),
+    )
+    placement = case.subject.declares.get("norm_placement")
+    if placement == "pre":
+        _projections_are_normalised(case, flowing)
+    stack = case.subject.kind in ("encoder", "decoder", "encoder_decoder")
+    if stack and placement in ("pre", "post") and norms_at_the_end(flowing.seen, width) is not None:
+        _the_end_is_the_declared_one(case, flowing, 1 if placement == "post" else 0)
+
+
+def other_norms(seen: Traced, width: int, kind: str) -> Tensor:
+    """Return how many calls of norms over the model's width follow another formula that is known."""
+    return torch.tensor(sum(bool(told) or n.kind != kind for n, told in _known(seen, kind, width)))
+
+
+def _known(seen: Traced, kind: str, width: int) -> list[tuple[NormCall, str | None]]:
+    """Return the norms over the model's width whose formula is known, each with what is wrong with it."""
+    calls = [n for n in norm_calls(seen) if n.given.shape[-1] == width]
+    told: list[str | None] = seen.once(("slips", kind, width), lambda: [_slip(n, kind, seen.limit) for n in calls])
+    return [(n, slip) for n, slip in zip(calls, told, strict=True) if n.kind or slip]
+
+
+def _slip(norm: NormCall, kind: str, limit: float) -> str | None:
+    """Name the wrong formula that a norm follows with the gain and bias that it holds."""
+    width = norm.given.shape[-1]
+    x, y = (z.reshape(len(z), -1, width) if z.ndim > 2 else z[None] for z in (norm.given, norm.made))
+    gain, bias = held(norm)
+    bound = 10 * limit * float(y.abs().amax())
+    for own in (gain, 1 + gain):  # a gain may be kept as its distance from 1
+        if norm.kind and float((y - own * normalised(x, norm.kind, norm.eps) - bias).abs().amax()) <= bound:
+            return _eps_outside(norm, own, bias) if norm.kind == kind else None
+    return norm_cause(lambda _: y, x, gain, bias, norm.eps or 1e-5, kind == "layer", bound)
+
+
+def _eps_outside(norm: NormCall, gain: Tensor, bias: Tensor) -> str | None:
+    """Tell an eps that is added to the root by small tokens: those of ordinary size hardly show it."""
+    dtype = next((p.dtype for p in norm.part.parameters()), norm.given.dtype)
+    tokens = norm.given.reshape(-1, norm.given.shape[-1])
+    tokens = tokens / tokens.std(-1, keepdim=True)
+
+    def call(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            made: Tensor = norm.part(x.to(dtype).reshape(norm.given.shape))
+        return made.double().reshape(x.shape)
+
+    at = tokens * _SMALL
+    inside = gain * normalised(at, norm.kind, norm.eps) + bias
+    if float((call(at) - inside).abs().amax()) <= _NEAR * float(inside.abs().amax()):
+        return None
+    told = eps_cause(call, tokens, gain, bias, norm.eps, norm.kind == "layer")
+    return told if told and "outside" in told else None
+
+
+def _projections_are_normalised(case: Case, flowing: Flow) -> None:
+    """Require that what makes the queries, keys and values of a self-attention has passed a norm, each of them."""
+    found = _raw(flowing.seen, flowing.length)
+    if not found:
+        return
+    case.subject.fact("norm_placement")  # what is asked for counts as verified
+    raw = case.apply(raw_projections, flowing.seen, flowing.length)
+    place, which = next(((p, w) for p, parts in found for w, is_normed in parts.items() if not is_normed), ("", ""))
+    case.require(
+        raw == 0,
+        f"the {which} of {place or 'the model'} are made of what no norm gave, where norm_placement='pre' is declared",
+        got="the stream as it is",
+        expected="the normalised stream",
+        cause=lambda: f"in {place} the {which} take what was not normalised",
+    )
+
+
+def raw_projections(seen: Traced, length: int) -> Tensor:
+    """Return how many of the queries, keys and values of self-attentions are made of what no norm gave."""
+    return torch.tensor(sum(not is_normed for _, parts in _raw(seen, length) for is_normed in parts.values()))
+
+
+def _raw(seen: Traced, length: int) -> list[tuple[str, dict[str, bool]]]:
+    """Return for each self-attention whether its queries, keys and values are made of normalised tokens.
+
+    Attentions of which no projection takes what a module of norm gave say nothing: their norms are not modules.
+    """
+    norms, products = norm_calls(seen), {p.when: p for p in seen.products}
+    found = []
+    for a in attentions(seen):
+        if not a.is_over(length):
+            continue
+        parts: dict[str, bool] = {}
+        for word, sources in (("queries", a.query_from), ("keys", a.key_from), ("values", a.value_from)):
+            makers = [products[s.when].left for s in sources if s is not None and s.when in products]
+            if makers:
+                parts[word] = all(stands_behind_norm(x, norms, seen.limit) for x in makers)
+        if any(parts.values()):
+            found.append((a.place, parts))
+    return found
+
+
+def _the_end_is_the_declared_one(case: Case, flowing: Flow, own: int) -> None:
+    """Require that a norm follows the last layer's own, or none does."""
+    declared = case.subject.fact("final_norm")
+    if declared is None:
+        return
+    count = case.apply(last_norms, flowing.seen, flowing.width)
+    wanted = own + bool(declared)
+    told = f"{int(count) - own if count > own else 'no'} norm follows the last layer"
+    case.require(
+        count == wanted,
+        f"{told}, where final_norm={declared} is declared",
+        got=told,
+        expected="one" if declared else "none",
+        cause=lambda: told,
+    )
+
+
+def last_norms(seen: Traced, width: int) -> Tensor:
+    """Return how many norms stand between the last sum of the stream and the output; -1 where that is not seen."""
+    count = norms_at_the_end(seen, width)
+    return torch.tensor(-1 if count is None else count)
+
+
+@holds(
+    "anatomy.residual",
+    statement="Every sum of a model's residual stream takes the stream once and what the sublayer gave once.",
+    formula="x <- x + F(x): both with factor 1, in every sublayer of every layer",
+    source="He et al. 2016, equation 1.",
+    kinds=KINDS,
+    unless=(
+        needs_module,
+        excludes_fact("residual", False),
+        excludes_fact("structure", "other"),
+        excludes_fact("quantised"),
+    ),
+    examples_factor=0.2,
+)
+def sums_take_both_once(case: Case) -> None:
+    """A stream that is added twice, a branch that is halved, trains all the same. Models that weigh them by design
+    (DeepNorm, macaron, ReZero) say structure="other".
+    """
+    flowing = flow(case)
+    known = residual_sums(flowing.seen, flowing.width)
+    if not known:
+        case.does_not_apply("no sum of a stream and what a linear map gave was recognised")
+    off = case.apply(sum_factors, flowing.seen, flowing.width)
+    odd = max(known, key=_off)
+    lone = [s for s in known if _off(s) > _NEAR]
+    case.witness()
+    case.require(
+        (off - 1).abs().amax() < _NEAR,
+        f"what {odd.place or 'a linear map'} gives is not added to the stream as it is",
+        got=f"{odd.stream:.5g} times the stream + {odd.branch:.5g} times what it gives",
+        expected="1 and 1",
+        error=(off - 1).abs().amax(),
+        tolerance=_NEAR,
+        cause=lambda: _sum_words(odd, len(lone), len(known)),
+        asks=("structure", "other"),
+    )
+
+
+def sum_factors(seen: Traced, width: int) -> Tensor:
+    """Return `[N, 2]`: by what each residual sum takes the stream, and what is added."""
+    return torch.tensor([[s.stream, s.branch] for s in residual_sums(seen, width)], dtype=torch.float64)
+
+
+def _off(one: Sum) -> float:
+    return max(abs(one.stream - 1), abs(one.branch - 1))
+
+
+def _sum_words(odd: Sum, wrong: int, count: int) -> str:
+    what, factor = ("the stream", odd.stream) if abs(odd.stream - 1) > _NEAR else ("what it gives", odd.branch)
+    where = "every sum" if wrong == count else f"{wrong} of {count} sums"
+    return f"{what} is taken {factor:.4g} times behind {odd.place or 'a linear map'} ({where})"

@@ -1,0 +1,347 @@
+"""Positions inside a whole model: the numbers that are really added to scores, or by which queries are turned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.anatomy.attention import Attention, followed, past
+from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
+from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.rotations import (
+    BASES,
+    goes_on_as_it_is,
+    is_still,
+    rotation_misfit,
+    stands_still,
+    turning_misfit,
+)
+from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.engine.violations import NotSpokenOfError
+from veriformer.properties.subject.subject import Subject
+from veriformer.reference.position_bias import alibi_slopes
+
+KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
+_ROUNDED = 2**-8  # the factor may be rounded to bfloat16
+
+
+def _declares_what_enters(subject: Subject) -> str | None:
+    if subject.fact("positions") in _JUDGED or subject.declares.get("embedding_scale") is not None:
+        return None
+    return f"speaks of positions = {', '.join(_JUDGED)}, and of embedding_scale; here nothing of it is declared"
+
+
+@holds(
+    "anatomy.positions",
+    statement="Positions act inside a model as declared: slopes, angles and tables are those of their closed forms.",
+    formula="ALiBi: bias_h(t, s) = -m_h |t - s|; rotary: q_t = R(t base^(-2i/d)) W x_t; sinusoidal: x_t = E + PE_t",
+    source="Press et al. 2022; Su et al. 2021; Vaswani et al. 2017, sections 3.4 and 3.5.",
+    kinds=KINDS,
+    unless=(needs_module, _declares_what_enters),
+    examples_factor=0.2,
+)
+def positions_are_the_declared_ones(case: Case) -> None:
+    """Orders told apart and shifts that change nothing do not show which slopes or frequencies act: they are read off
+    the scores, the turned queries and keys, or what enters the first layer; there a declared embedding_scale is, too.
+    """
+    flowing, before = flow(case), case.bench.tally.witnesses
+    reasons = []
+    for judge in (_embeddings, _JUDGED.get(case.subject.declares.get("positions"))):
+        try:
+            if judge is not None:
+                judge(case, flowing)
+        except NotSpokenOfError as problem:
+            reasons.append(str(problem))
+    if case.bench.tally.witnesses == before:
+        case.does_not_apply("; ".join(reasons))
+
+
+def _judges(case: Case, fact: str) -> Any:
+    """Return a fact that is held against the subject here: one that is asked for counts as verified."""
+    case.witness()
+    return case.subject.fact(fact)
+
+
+def _embeddings(case: Case, flowing: Flow) -> None:
+    declared = case.subject.declares.get("embedding_scale")
+    if declared is None or not case.subject.takes_tokens:
+        case.does_not_apply("no embedding_scale is declared, or it is given embeddings")
+    known = embedding_factor(flowing.seen)
+    if known is None:
+        case.does_not_apply("no rows of a table of tokens are seen to enter the first layer")
+    factor = case.apply(factor_of_embeddings, flowing.seen)
+    wanted = flowing.width**0.5 if _judges(case, "embedding_scale") else 1.0
+    off = (factor / wanted - 1).abs()
+    case.require(
+        off < _ROUNDED,
+        f"the rows of {known[1] or 'the table of tokens'} enter the first layer with another factor than declared",
+        got=f"{known[0]:.6g}",
+        expected=f"{wanted:.6g}",
+        error=off,
+        tolerance=_ROUNDED,
+        cause=lambda: f"token embeddings are multiplied by {known[0]:.5g}, sqrt(d_model) is {flowing.width**0.5:.5g}",
+    )
+
+
+def factor_of_embeddings(seen: Traced) -> Tensor:
+    """Return by what the rows of the table of tokens are multiplied before the first layer; NaN if that is not seen."""
+    found = embedding_factor(seen)
+    return torch.tensor(torch.nan if found is None else found[0], dtype=torch.float64)
+
+
+def _alibi(case: Case, flowing: Flow) -> None:
+    known = _over_themselves(flowing.seen, flowing.length, flowing.other)
+    if not known:
+        case.does_not_apply("no attention of a sequence over itself could be followed from its scores to its weights")
+    heads = flowing.built.config.num_heads
+    _judges(case, "positions")
+    for number, attention in enumerate(known):
+        bias = case.apply(past_bias, flowing.seen, flowing.length, flowing.other, number)
+        slopes = alibi_slopes(max(heads, len(bias)))
+        first = number * len(bias) % len(slopes)  # heads may be computed one after another
+        own = slopes[first : first + len(bias)]
+        expected = case.apply(expected_bias, flowing.seen, flowing.length, flowing.other, number, own)
+        place = attention.place or "the model"
+        case.close(
+            bias,
+            expected,
+            f"the bias in {place} is not that of ALiBi",
+            bound=1e3 * flowing.limit,
+            constants_allowed=True,
+            cause=lambda bias=bias, expected=expected, place=place: _slope_cause(bias, expected, place),  # type: ignore[misc]
+        )
+
+
+def _over_themselves(seen: Traced, length: int, other: int) -> list[Attention]:
+    return [a for a in followed(seen) if a.is_over(length, other)]
+
+
+def past_bias(seen: Traced, length: int, other: int, number: int) -> Tensor:
+    """Return `[H, T, T]`: what is added to the scores of keys at or before a query, of mean 0 in each row."""
+    found = _over_themselves(seen, length, other)[number]
+    return past(found.bias, ~found.hidden)
+
+
+def expected_bias(seen: Traced, length: int, other: int, number: int, slopes: list[float]) -> Tensor:
+    """Return `[H, T, T]`: the bias of ALiBi with these slopes, under the mask of an attention, as of `past_bias`."""
+    visible = ~_over_themselves(seen, length, other)[number].hidden
+    at = torch.arange(visible.shape[-1], dtype=torch.float64)
+    return past(torch.tensor(slopes, dtype=torch.float64)[:, None, None] * (at[None, :] - at[:, None]), visible)
+
+
+def _slope_cause(bias: Tensor, expected: Tensor, place: str) -> str | None:
+    """Say by how much the slopes differ, head by head."""
+    square = expected.square().sum((1, 2)).clamp(min=1e-300)
+    ratio = (bias * expected).sum((1, 2)) / square
+    if not bool(bias.abs().amax() > 1e-6):
+        return f"no bias is added to the scores in {place}"
+    straight = float((bias - ratio[:, None, None] * expected).abs().amax()) < 1e-3
+    if not straight:
+        return f"the bias in {place} does not grow in proportion to the distance"
+    told = ", ".join(f"{r:.4g}" for r in ratio.tolist())
+    if bool((ratio + 1).abs().amax() < 1e-3):
+        return f"the bias in {place} has the other sign: it favours distant keys"
+    if bool((ratio - ratio[0]).abs().amax() < 1e-3):
+        return f"every slope in {place} is {float(ratio[0]):.4g} times the published one"
+    return f"the slopes in {place} are {told} times the published ones, head by head"
+
+
+def _rotary(case: Case, flowing: Flow) -> None:
+    known = _traced_back(flowing.seen, flowing.length, flowing.other)
+    if not known:
+        case.does_not_apply("no attention could be followed from its projections to its scores")
+    _judges(case, "positions")
+    angles = _Angles.declared(case.subject)
+    for number, attention in enumerate(known):
+        own = angles.of_width(attention.query.shape[-1])
+        error = case.apply(
+            rotation_error, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
+        )
+        place = attention.place or "the model"
+        if case.subject.declares.get("structure") == "other" and _is_left_out(attention, known, flowing.limit):
+            continue
+        base = None if error < 1e3 * flowing.limit else _other_base(attention, own, flowing.limit)
+        case.require(
+            error < 1e3 * flowing.limit,
+            f"queries and keys in {place} are not turned by the declared angles",
+            got=f"{float(error):.3g} of their size off",
+            expected="the rotation by t base^(-2i/d)",
+            error=error,
+            tolerance=1e3 * flowing.limit,
+            cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
+            asks=("base", base) if base else _asks_of(attention, known, flowing.limit),
+        )
+        values = case.apply(
+            turned_values, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
+        )
+        case.require(
+            values == 0,
+            f"values in {place} are turned like queries and keys",
+            got=f"{int(values)} of {attention.value.shape[1]} heads",
+            expected="values as their projection gave them",
+            cause=lambda p=place: f"the rotation is applied to the values in {p}, too",  # type: ignore[misc]
+        )
+
+
+@dataclass(frozen=True)
+class _Angles:
+    """Declared angles: the base, the channels that are turned, and the layout, "" for either."""
+
+    base: float
+    width: int
+    layout: str
+
+    @classmethod
+    def declared(cls, subject: Subject) -> _Angles:
+        base, layout = float(subject.fact("base", 10000.0)), str(subject.fact("layout", ""))
+        return cls(base, int(subject.fact("rotary_dim", 0)), layout)
+
+    def of_width(self, width: int) -> _Angles:
+        return replace(self, width=self.width or width)
+
+
+def _traced_back(seen: Traced, length: int, other: int) -> list[Attention]:
+    """Return the attentions over themselves whose queries and keys all have a known source."""
+    found = _over_themselves(seen, length, other)
+    return [a for a in found if all(x is not None for x in (*a.query_from, *a.key_from))]
+
+
+def rotation_error(seen: Traced, length: int, other: int, number: int, base: float, width: int, layout: str) -> Tensor:
+    """Return how far queries and keys of an attention are from their projections turned by the closed form.
+
+    Args:
+        seen: the trace of a forward.
+        length: of the sequence.
+        other: of the other one.
+        number: of the attention among those over themselves.
+        base: of the frequencies.
+        width: channels that are turned.
+        layout: "halves", "interleaved" or "" for either.
+    """
+    return torch.tensor(rotation_misfit(_traced_back(seen, length, other)[number], base, width, layout))
+
+
+def turned_values(seen: Traced, length: int, other: int, number: int, base: float, width: int, layout: str) -> Tensor:
+    """Return how many heads of an attention give turned values on; arguments as of `rotation_error`."""
+    attention = _traced_back(seen, length, other)[number]
+    count = 0
+    for head, source in enumerate(attention.value_from):
+        if source is None or is_still(attention.value[:, head : head + 1], [source], seen.limit):
+            continue
+        rows = attention.value[:, head : head + 1]
+        is_turned = turning_misfit(((rows, [source]),), base, width, layout) < 1e3 * seen.limit
+        count += is_turned and goes_on_as_it_is(seen, attention, head)
+    return torch.tensor(count)
+
+
+def _other_base(attention: Attention, own: _Angles, limit: float) -> float | None:
+    """Return another base that explains the rotation."""
+    return next((b for b in BASES if rotation_misfit(attention, b, own.width, own.layout) < 1e3 * limit), None)
+
+
+def _is_left_out(attention: Attention, others: list[Attention], limit: float) -> bool:
+    """Whether nothing is turned in one attention and something is in another: layers without positions, by design."""
+    return stands_still(attention, limit) and not all(stands_still(a, limit) for a in others)
+
+
+def _asks_of(attention: Attention, others: list[Attention], limit: float) -> tuple[str, str] | None:
+    return ("structure", "other") if _is_left_out(attention, others, limit) else None
+
+
+def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | None, limit: float) -> str | None:
+    """Say what is done to queries and keys instead."""
+    if base:
+        return f"the angles in {place} are those of base {base:g}"
+    still = [is_still(rows, sources, limit) for rows, sources in (
+        (attention.query, attention.query_from), (attention.key, attention.key_from))]  # fmt: skip
+    if all(still):
+        return f"neither queries nor keys are turned in {place}"
+    if any(still):
+        which, other = ("keys", "queries") if still[0] else ("queries", "keys")
+        return f"in {place} {which} are turned and {other} are not"
+    wide = attention.query.shape[-1]
+    for part in (wide // 2, wide // 4, wide):
+        if part >= 2 and part != own.width and rotation_misfit(attention, own.base, part, "") < 1e3 * limit:
+            return f"{part} of {wide} channels are turned in {place}"
+    if own.layout and rotation_misfit(attention, own.base, own.width, "") < 1e3 * limit:
+        return f"the channels of a pair in {place} do not stand as declared (layout={own.layout!r})"
+    return None
+
+
+def _sinusoidal(case: Case, flowing: Flow) -> None:
+    if not case.subject.takes_tokens or case.subject.fact("inputs") == "embeddings":
+        case.does_not_apply("it is given embeddings: where positions enter is not seen")
+    seen = flowing.repeated()
+    sums = position_steps(seen, flowing.length, flowing.width)
+    if not sums:
+        case.does_not_apply("no sum was seen by which positions enter")
+    entering = sums[-1]
+    _judges(case, "positions")
+    base, layout = float(case.subject.fact("base", 10000.0)), str(case.subject.fact("layout", ""))
+    error = case.apply(table_error, seen, flowing.length, flowing.width, base, layout)
+    case.require(
+        error < 1e3 * flowing.limit,
+        "what positions add to the embeddings is not the sinusoidal table",
+        got=f"{float(error):.3g} off",
+        expected="PE_t - PE_0 of the closed form",
+        error=error,
+        tolerance=1e3 * flowing.limit,
+        cause=lambda: _table_words(entering, flowing.width, base, layout, flowing.limit),
+        asks=_table_base(entering, flowing.width, layout, flowing.limit),
+    )
+
+
+def table_error(seen: Traced, length: int, width: int, base: float, layout: str) -> Tensor:
+    """Return how far what positions add in all, at the last of the first sums, is from the closed form."""
+    return torch.tensor(sinusoid_misfit(position_steps(seen, length, width)[-1], width, base, layout))
+
+
+def _table_base(steps: Tensor, width: int, layout: str, limit: float) -> tuple[str, float] | None:
+    return next((("base", b) for b in BASES if sinusoid_misfit(steps, width, b, layout) < 1e3 * limit), None)
+
+
+def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: float) -> str | None:
+    if other := _table_base(steps, width, layout, limit):
+        return f"the table is that of base {other[1]:g}, not {base:g}"
+    if layout and sinusoid_misfit(steps, width, base, "") < 1e3 * limit:
+        return f"its channels are not laid out as declared ({layout})"
+    return None
+
+
+def _learned(case: Case, flowing: Flow) -> None:
+    if case.subject.declares.get("position_offset") is None or not case.subject.takes_tokens:
+        case.does_not_apply("no position_offset is declared, or it is given embeddings")
+    seen = flowing.repeated()
+    known = first_rows(seen, flowing.module, flowing.length, flowing.width)
+    if not known:
+        case.does_not_apply("no sum was seen by which rows of a table of positions enter")
+    first = case.apply(first_row, seen, flowing.module, flowing.length, flowing.width)
+    _judges(case, "positions")
+    wanted = int(case.subject.fact("position_offset"))
+    case.require(
+        first == wanted,
+        f"the first position takes row {int(first)} of {known[0][1]}",
+        got=f"row {int(first)}",
+        expected=f"row {wanted}",
+        cause=lambda: f"positions begin at row {int(first)} of {known[0][1]} instead of row {wanted}",
+    )
+
+
+def first_row(seen: Traced, module: nn.Module, length: int, width: int) -> Tensor:
+    """Return the row of the table that stands at the first position; -1 where none does."""
+    return torch.tensor(next((first for first, _ in first_rows(seen, module, length, width)), -1))
+
+
+_JUDGED: Mapping[Any, Callable[[Case, Flow], None]] = {
+    "alibi": _alibi,
+    "rotary": _rotary,
+    "sinusoidal": _sinusoidal,
+    "learned": _learned,
+}

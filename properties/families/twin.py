@@ -1,0 +1,128 @@
+"""The twin: a model that is the textbook's, proved so by the reference Transformer with its weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.property import holds
+from veriformer.properties.twin.carrying import Twin, twin_of
+from veriformer.properties.twin.parts import NumberError, PartedError
+from veriformer.properties.twin.roles import roles
+
+
+@holds(
+    "twin.equal",
+    statement="A model that is the textbook's gives what the reference Transformer gives with its weights.",
+    formula="f(x) = f_reference(x; the same configuration, the same weights), with and without padding",
+    source="Vaswani et al. 2017; Radford et al. 2019; Touvron et al. 2023: one model in its usual forms.",
+    kinds=("encoder", "decoder", "encoder_decoder"),
+    level="extended",
+    unless=(
+        needs_module,
+        excludes_fact("window"),
+        excludes_fact("prefix"),
+        excludes_fact("quantised"),
+    ),
+    examples_factor=0.1,
+)
+def the_reference_gives_the_same(case: Case) -> None:
+    """The roles of all parameters are told by what flows through them in one forward; the reference is built with them
+    and must give the same outputs for other tokens and lengths and under padding. Where a model is otherwise, this
+    does not apply, and the reason says where the two part; with structure="textbook" declared, that is a failure.
+    """
+    seen = flow(case)
+    with off_the_record(case), torch.no_grad():
+        try:
+            twin = _twin(case, seen)
+            problem = _difference(seen, twin)
+            told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
+        except PartedError as parting:
+            _parted(case, str(parting), is_number=isinstance(parting, NumberError))
+            return
+    if problem > 1e2 * seen.limit:
+        _parted(case, told, is_number=False)
+        return
+    length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
+    sequences = [_drawn(case, seen, case.integer(label, 1, length)) for label in ("S", "T")[: len(seen.inputs)]]
+    is_other = case.subject.fact("structure") == "other"  # what padding means to it is its own
+    for real in (None, *(() if is_other or len(sequences) > 1 else _sides(case, sequences[0]))):
+        got = case.call(seen.built, *sequences, attention_mask=real)
+        with off_the_record(case), torch.no_grad():
+            expected = _given_by(twin, sequences, real).to(got.device, got.dtype)
+        shown = torch.ones(sequences[-1].shape[:2], dtype=torch.bool) if real is None else real
+        how = "" if real is None else f" under {'right' if bool(real[0, 0]) else 'left'} padding"
+        case.close(
+            got[shown],
+            expected[shown],
+            f"the outputs are not those of the textbook's model with the same weights{how} ({twin.told})",
+            cause=lambda how=how: f"the model parts from the textbook's{how}",  # type: ignore[misc]
+            asks=("structure", "other"),
+        )
+    case.say(f"equal to the textbook's model ({twin.told})")
+    case.witness()
+
+
+def _twin(case: Case, seen: Flow) -> Twin:
+    result = seen.seen.output
+    if result is None:
+        raise PartedError("it gives no tensor")
+    found = roles(seen.module, seen.seen, seen.inputs, seen.width, result)
+    tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
+    base = case.subject.fact("base")
+    return twin_of(found, tables, seen.limit, None if base is None else float(base))
+
+
+def _difference(seen: Flow, twin: Twin) -> float:
+    """Return how far the twin is from the model on what it was taken apart on, relative to the size of the outputs."""
+    assert seen.seen.output is not None
+    got = seen.seen.output.double().cpu()
+    expected = _given_by(twin, list(seen.inputs), None)
+    if got.shape != expected.shape:
+        raise PartedError(f"it gives {list(got.shape)}, where the textbook's gives {list(expected.shape)}")
+    factor = float((got * expected).sum() / expected.square().sum())
+    size = float(got.abs().amax())
+    if abs(factor - 1) > 1e2 * seen.limit and float((got - factor * expected).abs().amax()) <= 1e2 * seen.limit * size:
+        raise NumberError(f"the outputs are {factor:.6g} times those of the textbook's model")
+    return float((got - expected).abs().amax() / size)
+
+
+def _given_by(twin: Twin, sequences: list[Tensor], real: Tensor | None) -> Tensor:
+    """Return what the twin gives for tokens `[B, T]` or embeddings `[B, T, D]`, float64."""
+    given = [x.detach().cpu().double() if x.is_floating_point() else x.cpu() for x in sequences]
+    hidden = twin.module(*given) if real is None else twin.module(*given, real.cpu())
+    made: Tensor = twin.head(hidden)
+    return made
+
+
+def _drawn(case: Case, seen: Flow, length: int) -> Tensor:
+    if case.subject.takes_tokens:
+        return case.tokens(3, length)
+    return case.normal(3, length, seen.built.config.d_model, dtype=seen.built.dtype)
+
+
+def _parted(case: Case, where: str, *, is_number: bool) -> None:
+    """Say where the model and the textbook's part: a question where all is there, and a number is another one."""
+    declared = case.subject.declares.get("structure")
+    if declared == "textbook" or (is_number and declared != "other"):
+        case.require(
+            False,
+            f"it is built as the textbook's model, and is not that: {where}",
+            cause=lambda: where,
+            asks=("structure", "other"),
+        )
+    case.does_not_apply(f"no twin: {where}")
+
+
+def _sides(case: Case, tokens: Tensor) -> list[Tensor]:
+    """Return masks of right and left padding, where the subject takes one and supports the side."""
+    if not case.subject.takes_mask("padding") or tokens.shape[1] < 2:
+        return []
+    side = case.subject.fact("padding_side", "right")
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    real[1:, -1] = False
+    return ([real] if side in ("right", "both") else []) + ([real.flip(1)] if side in ("left", "both") else [])
