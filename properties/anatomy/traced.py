@@ -29,7 +29,7 @@ class Product:
 
     Attributes:
         place: path of the module that computes it; "" for the model itself.
-        left: `[..., n, m]`, a copy; parameters are kept as they are.
+        left: `[..., n, m]`, a copy on the CPU; parameters are kept as they are.
         right: `[..., m, p]`.
         output: `[..., n, p]`, with what `addmm` adds.
         when: number among all values of the trace.
@@ -49,7 +49,7 @@ class Value:
     Attributes:
         name: of the operation: `add`, `gelu`, `embedding`.
         place: path of the module that computes it.
-        output: a copy.
+        output: a copy on the CPU.
         when: number among all values of the trace.
     """
 
@@ -118,13 +118,14 @@ class _Watch(DispatchWatch):
         self.within: list[str] = []
         self.given: list[tuple[Tensor | None, int]] = []
         self.largest = largest
-        self.constant = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        # parameters and views of them are kept as they are: a large model is not copied to be looked at
+        self.constant = {_storage(p) for p in module.parameters()} - {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if self._is_constant(f) else f.detach().clone() for f in factors]
+        kept = [f.detach() if _storage(f) in self.constant else _copy(f) for f in factors]
         result = func(*args, **(kwargs or {}))
         if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # no view
             for output in result if isinstance(result, tuple | list) else (result,):
@@ -132,15 +133,11 @@ class _Watch(DispatchWatch):
                     self._keep(name, output, kept)
         return result
 
-    def _is_constant(self, value: Tensor) -> bool:
-        """Whether a tensor is a parameter or a view of one: a large model is not copied to be looked at."""
-        return value.untyped_storage().data_ptr() in self.constant
-
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
         if output.numel() > self.largest or output.ndim < 2:
             return
         place, when = self.within[-1] if self.within else "", len(self.traced.values)
-        copied = output.detach().clone()
+        copied = _copy(output)
         self.traced.values.append(Value(name.rstrip("_"), place, copied, when))
         if len(factors) == 2:
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
@@ -162,7 +159,7 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
             given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
             fits = given is not None and given.numel() <= _LARGEST
             watch.within.append(name)
-            kept = given.detach().clone() if given is not None and fits else None
+            kept = _copy(given) if given is not None and fits else None
             watch.given.append((kept, len(watch.traced.values)))
 
         return hook
@@ -172,7 +169,7 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
             return
         place, (given, since) = watch.within.pop(), watch.given.pop()
         if given is not None and isinstance(output, Tensor) and output.shape == given.shape:
-            made, when = output.detach().clone(), len(watch.traced.values)
+            made, when = _copy(output), len(watch.traced.values)
             watch.traced.calls.append(ModuleCall(place, part, given, made, since, when))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
@@ -187,5 +184,16 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
         stack.callback(torch.backends.mha.set_fastpath_enabled, was_fused)
         stack.enter_context(watch)
         output = run()
-    watch.traced.output = output.detach() if isinstance(output, Tensor) else None
+    watch.traced.output = _copy(output) if isinstance(output, Tensor) else None
     return watch.traced
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)
+
+
+def _storage(value: Tensor) -> int:
+    try:
+        return value.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, ValueError):  # of a wrapper, or a parameter that holds nothing yet
+        return 0
