@@ -40,7 +40,7 @@ def _declares_what_enters(subject: Subject) -> str | None:
 
 @holds(
     "anatomy.positions",
-    statement="Positions and embeddings act as declared: slopes, angles, tables, factors are those of their closed forms.",
+    statement="Positions and embeddings act as declared: slopes, angles, tables, factors are those of closed forms.",
     formula="ALiBi: -m_h |t - s|; rotary: q_t = R(t base^(-2i/d)) W x_t; x_t = E + PE_t; embedding_scale: sqrt(d) E",
     source="Press et al. 2022; Su et al. 2021; Vaswani et al. 2017, sections 3.4 and 3.5.",
     kinds=KINDS,
