@@ -150,7 +150,7 @@ def _readings(
 
     None where these do not belong together.
     """
-    query, key = scores.left.double(), scores.right.double().mT
+    query, key = scores.left.cpu().double(), scores.right.cpu().double().mT
     length = weights.shape[-1]
     found: list[Attention] = []
     # without what `baddbmm` adds or multiplies by; keys may stand before queries, which a square does not show
@@ -248,7 +248,7 @@ def is_part_of_rows(seen: Traced, attention: Attention) -> bool:
         for x in (product.left, product.right.mT):
             if x.ndim < 3 or x.shape[:-1].numel() != len(sums) * lengths or product.when == attention.when:
                 continue
-            rest = x.double().sum(-1).reshape(len(sums), -1)
+            rest = x.cpu().double().sum(-1).reshape(len(sums), -1)
             if bool((x >= 0).all()) and float((sums.flatten(1) + rest - 1).abs().amax()) <= _SUM:
                 return True
     return False

@@ -101,7 +101,7 @@ def _between_linear_maps(seen: Traced) -> list[Between]:
     for product in seen.products:
         if product.left.ndim > 2 and product.left.shape[:-2].numel() > 1:
             continue  # many products at once: no map of tokens by one matrix
-        taken = product.left.double()
+        taken = product.left.cpu().double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
         if told := _explained(taken, before, seen.limit):
             name, source, other = told

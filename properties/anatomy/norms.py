@@ -65,7 +65,9 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
 def held(norm: NormCall) -> tuple[Tensor, Tensor]:
     """Return the gain and the bias `[D]` that a norm holds, float64; ones and zeros where it has none."""
     width = norm.given.shape[-1]
-    vectors = [(n, p.detach().double()) for n, p in norm.part.named_parameters(recurse=False) if p.shape == (width,)]
+    vectors = [
+        (n, p.detach().cpu().double()) for n, p in norm.part.named_parameters(recurse=False) if p.shape == (width,)
+    ]
     shifts = [v for n, v in vectors if any(word in n for word in ("bias", "beta", "shift"))]
     gains = [v for _, v in vectors if not any(v is s for s in shifts)]
     ones, zeros = torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
@@ -99,7 +101,7 @@ def fits(made: Tensor, plain: Tensor, limit: float) -> bool:
 
 def are_same_tokens(one: Tensor, other: Tensor, limit: float) -> bool:
     """Whether two tensors hold the same tokens, in any order of the axes before their channels."""
-    a, b = (x.double().reshape(-1, x.shape[-1]) for x in (one, other))
+    a, b = (x.cpu().double().reshape(-1, x.shape[-1]) for x in (one, other))
     if a.shape != b.shape:
         return False
     size = float(a.abs().amax())

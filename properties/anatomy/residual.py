@@ -120,7 +120,7 @@ def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] |
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.double().reshape(-1)
+    return x.cpu().double().reshape(-1)
 
 
 def _is_row_shift(one: Tensor, other: Tensor, width: int, limit: float) -> bool:

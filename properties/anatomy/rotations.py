@@ -70,7 +70,7 @@ def goes_on_as_it_is(seen: Traced, attention: Attention, head: int) -> bool:
     _, length, width = output.shape
     later = [p for p in seen.products if p.when > attention.when]
     for product in later[:_NEXT]:
-        for parts in parts_of(product.left.double(), seen.batch, length, width):
+        for parts in parts_of(product.left.cpu().double(), seen.batch, length, width):
             heads = (parts.part(number, width)[0] for number in range(len(parts.sizes)))
             if any(float((h - output).abs().amax()) <= 1e2 * seen.limit * float(output.abs().amax()) for h in heads):
                 return True

@@ -29,7 +29,7 @@ class Product:
 
     Attributes:
         place: path of the module that computes it; "" for the model itself.
-        left: `[..., n, m]`, a copy; parameters are kept as they are.
+        left: `[..., n, m]`, a copy on the CPU; parameters are kept as they are.
         right: `[..., m, p]`.
         output: `[..., n, p]`, with what `addmm` adds.
         when: number among all values of the trace.
@@ -49,7 +49,7 @@ class Value:
     Attributes:
         name: of the operation: `add`, `gelu`, `embedding`.
         place: path of the module that computes it.
-        output: a copy.
+        output: a copy on the CPU.
         when: number among all values of the trace.
     """
 
@@ -138,7 +138,8 @@ class _Watch(DispatchWatch):
         self.given: list[tuple[Tensor | None, int]] = []
         self.largest = largest
         self.is_aside = False
-        self.constant = {storage_of(p) for p in module.parameters()}  # a large model is not copied to be looked at
+        # parameters and views of them are kept as they are: a large model is not copied to be looked at
+        self.constant = {storage_of(p) for p in module.parameters()} - {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_aside:
@@ -146,7 +147,7 @@ class _Watch(DispatchWatch):
         name = func.overloadpacket.__name__
         skipped = _PRODUCTS.get(name)
         factors = [] if skipped is None else [a for a in args if isinstance(a, Tensor)][skipped : skipped + 2]
-        kept = [f.detach() if storage_of(f) in self.constant else f.detach().clone() for f in factors]
+        kept = [f.detach() if storage_of(f) in self.constant else _copy(f) for f in factors]
         result = func(*args, **(kwargs or {}))
         if name == "embedding" and args[0].ndim == 2:
             place = self.within[-1] if self.within else ""
@@ -161,7 +162,7 @@ class _Watch(DispatchWatch):
         """Return a copy that is no value of the model."""
         self.is_aside = True
         try:
-            return x.detach().clone()
+            return _copy(x)
         finally:
             self.is_aside = False
 
@@ -169,15 +170,18 @@ class _Watch(DispatchWatch):
         if output.numel() > self.largest or output.ndim < 2:
             return
         place, when = self.within[-1] if self.within else "", len(self.traced.values)
-        copied = output.detach().clone()
+        copied = _copy(output)
         self.traced.values.append(Value(name.rstrip("_"), place, copied, when))
         if len(factors) == 2:
             self.traced.products.append(Product(place, factors[0], factors[1], copied, when))
 
 
 def storage_of(x: Tensor) -> int:
-    """Return where the numbers of a tensor lie: views of a parameter lie where it does."""
-    return x.untyped_storage().data_ptr()
+    """Return where the numbers of a tensor lie: views of a parameter lie where it does; 0 where it holds none."""
+    try:
+        return x.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, ValueError):  # of a wrapper, or a parameter that holds nothing yet
+        return 0
 
 
 def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: float) -> Traced:
@@ -221,5 +225,9 @@ def traced(module: nn.Module, run: Callable[[], object], batch: int, limit: floa
         stack.callback(torch.backends.mha.set_fastpath_enabled, was_fused)
         stack.enter_context(watch)
         output = run()
-    watch.traced.output = output.detach() if isinstance(output, Tensor) else None
+    watch.traced.output = _copy(output) if isinstance(output, Tensor) else None
     return watch.traced
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)

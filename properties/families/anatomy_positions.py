@@ -40,8 +40,8 @@ def _declares_what_enters(subject: Subject) -> str | None:
 
 @holds(
     "anatomy.positions",
-    statement="Positions act inside a model as declared: slopes, angles and tables are those of their closed forms.",
-    formula="ALiBi: bias_h(t, s) = -m_h |t - s|; rotary: q_t = R(t base^(-2i/d)) W x_t; sinusoidal: x_t = E + PE_t",
+    statement="Positions and embeddings act as declared: slopes, angles, tables, factors are those of closed forms.",
+    formula="ALiBi: -m_h |t - s|; rotary: q_t = R(t base^(-2i/d)) W x_t; x_t = E + PE_t; embedding_scale: sqrt(d) E",
     source="Press et al. 2022; Su et al. 2021; Vaswani et al. 2017, sections 3.4 and 3.5.",
     kinds=KINDS,
     unless=(needs_module, _declares_what_enters),

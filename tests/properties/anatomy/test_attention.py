@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.properties.anatomy.attention import Attention, attentions, followed, past
+from veriformer.properties.anatomy.attention import Attention, attentions, followed, is_part_of_rows, past
 from veriformer.properties.anatomy.traced import traced
 
 B, T, H, K = 5, 7, 3, 4
@@ -129,3 +129,32 @@ def test_the_past_of_a_bias_has_mean_zero_in_each_row() -> None:
     bias = torch.arange(9.0).reshape(1, 3, 3)
     kept = past(bias, torch.ones(1, 3, 3, dtype=torch.bool))
     assert kept.tolist() == [[[0, 0, 0], [-0.5, 0.5, 0], [-1, 0, 1]]]
+
+
+def test_a_key_of_next_to_no_weight_is_not_hidden() -> None:
+    def unloved(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        score = torch.where(torch.arange(T) == 3, -100.0, 0.0).to(k).expand(B, H, T)[..., None]
+        scores = torch.cat([q, torch.ones_like(q[..., :1])], -1) @ torch.cat([k, score], -1).mT
+        return scores.masked_fill(torch.arange(T) == 5, -torch.inf).softmax(-1) @ v
+
+    one = found(unloved)
+    assert float(one.weights[..., 3].max()) < 1e-30
+    assert one.hidden.any(1).tolist() == [[key == 5 for key in range(T)]] * H
+
+
+def test_two_products_share_one_softmax() -> None:
+    def split(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        near, far = k.split([4, 3], 2)
+        weights = torch.cat([q @ near.mT, q @ far.mT], -1).softmax(-1)
+        return weights[..., :4] @ v[:, :, :4] + weights[..., 4:] @ v[:, :, 4:]
+
+    torch.manual_seed(0)
+    model = Written(split).double()
+    x = torch.randn(B, T, 8, dtype=torch.float64)
+    seen = traced(model, lambda: model(x), B, 1e-6)
+    near, far = followed(seen)
+    assert is_part_of_rows(seen, near)
+    assert is_part_of_rows(seen, far)
+    whole = Written(plain).double()
+    seen = traced(whole, lambda: whole(x), B, 1e-6)
+    assert not is_part_of_rows(seen, followed(seen)[0])
