@@ -24,8 +24,8 @@ ALLOWED = {
 }
 ROOMS = {
     "properties": (
-        "subject", "adapters", "definitions", "results", "bench", "engine", "anatomy", "probes", "causes", "formulas",
-        "diagnosis", "families", "known", "power", "counterexamples", "judging",
+        "subject", "adapters", "definitions", "results", "bench", "engine", "anatomy", "twin", "probes", "causes",
+        "formulas", "diagnosis", "families", "known", "power", "counterexamples", "judging",
     ),
     "ablations": ("tasks", "trials", "training", "statistics", "measuring", "studies", "execution", "verdicts"),
 }  # fmt: skip
