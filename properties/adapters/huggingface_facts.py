@@ -5,7 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_UNSCALED = {"attention_scale": "1"}  # T5 leaves it to the initialisation, Granite to a multiplier of its configuration
+
 FACTS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(
+        (
+            "t5",
+            "mt5",
+            "umt5",
+            "longt5",
+            "switch_transformers",
+            "gpt_neo",
+            "granite",
+            "granite_swa",
+            "granitemoe",
+            "granitemoe_swa",
+            "granitemoehybrid",
+            "granitemoeshared",
+            "gemma3n_text",
+            "gemma4_text",
+        ),
+        _UNSCALED,
+    ),
+    **{
+        key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
+    },  # query_pre_attn_scalar, by default
+    **{key: {"sink": True} for key in ("deepseek_v4", "flint", "gpt_oss", "hy_v4")},
+    **{key: {"structure": "other"} for key in ("esmc", "minicpm3", "neomme")},  # residual sums are weighed
     "cpmant": {"causal": False},  # marks the whole input as context, which sees itself both ways
     "hrm_text": {"shared_layers": True},  # hierarchical reasoning: the same layers are applied again and again
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.anatomy.sources import Head, parts_of
 from veriformer.properties.anatomy.traced import Traced
-from veriformer.properties.definitions.angles import turned
+from veriformer.properties.definitions.angles import paired, turned
 
 BASES = (1e4, 1e2, 5e2, 1e3, 5e3, 2e4, 1e5, 5e5, 1e6, 1e7)
 """Bases of frequencies that are tried where the declared one does not act."""
@@ -50,6 +50,60 @@ def _errors(sides: Sides, base: float, width: int, layout: str, sign: float, sta
             if source is not None:
                 wanted = turned(source.source * source.factor, angles, layout, sign)
                 yield float((rows[:, head] - wanted).abs().amax() / rows[:, head].abs().amax())
+
+
+def frequencies(attention: Attention, width: int, layout: str) -> Tensor | None:
+    """Return by which angle each pair of channels turns from one position to the next, `[width / 2]`.
+
+    None where heads, queries and keys, samples and positions do not agree on it. Angles lie in (0, pi): a pair
+    that turns the other way counts as turning by as much.
+    """
+    for arrangement in [layout] if layout else ["halves", "interleaved"]:
+        found = [
+            turn
+            for rows, sources in ((attention.query, attention.query_from), (attention.key, attention.key_from))
+            for head, source in enumerate(sources)
+            if source is not None and (turn := _turn(rows[:, head], source.source, width, arrangement)) is not None
+        ]
+        count = sum(s is not None for s in (*attention.query_from, *attention.key_from))
+        if count and len(found) == count and all(float((f - found[0]).abs().amax()) <= 1e-4 for f in found):
+            return found[0]
+    return None
+
+
+def _turn(rows: Tensor, source: Tensor, width: int, layout: str) -> Tensor | None:
+    """Return the angles from one position to the next of rows `[B, T, K]`; None where they are not the same for all."""
+    given, made = (torch.complex(*paired(x[..., :width], layout)) for x in (source, rows))
+    unit = made / given / (made / given).abs()
+    steps = unit[:, 1:] / unit[:, :-1]
+    mean = steps.mean((0, 1))
+    return mean.angle().abs() if float((steps - mean).abs().amax()) <= 1e-3 else None
+
+
+def base_of(turns: Tensor) -> float | None:
+    """Return the base of which angles `[K / 2]` are the frequencies from 1 on; None where they are of none.
+
+    >>> round(base_of(500.0 ** (-torch.arange(0, 8, 2) / 8)))
+    500
+    """
+    if len(turns) < 2 or abs(float(turns[0]) - 1) > 1e-4 or not bool((turns > 0).all()):
+        return None
+    steps = turns.double().log().diff()
+    if float((steps - steps[0]).abs().amax()) > 1e-3 * float(steps[0].abs()):
+        return None
+    return float((-steps.mean() * len(turns)).exp())
+
+
+def is_scaled(turns: Tensor, base: float) -> bool:
+    """Whether angles are those of a base slowed down: all by a power of two, or the later pairs alone (YaRN, Llama 3).
+
+    Slowed down by any other number, all of them follow an exponent that is wrong by one, say.
+    """
+    plain = base ** (-torch.arange(len(turns), dtype=torch.float64) / len(turns))
+    share = turns.double() / plain
+    by_halves = float(share[0].log2())
+    falls = bool((share > 1e-4).all() and (share.diff() <= 1e-4).all())
+    return falls and by_halves <= 1e-4 and abs(by_halves - round(by_halves)) <= 1e-4
 
 
 def is_still(rows: Tensor, sources: list[Head | None], limit: float) -> bool:

@@ -14,7 +14,10 @@ from veriformer.properties.anatomy.entering import embedding_factor, first_rows,
 from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.anatomy.rotations import (
     BASES,
+    base_of,
+    frequencies,
     goes_on_as_it_is,
+    is_scaled,
     is_still,
     rotation_misfit,
     stands_still,
@@ -157,7 +160,6 @@ def _rotary(case: Case, flowing: Flow) -> None:
     known = _traced_back(flowing.seen, flowing.length, flowing.other)
     if not known:
         case.does_not_apply("no attention could be followed from its projections to its scores")
-    _judges(case, "positions")
     angles = _Angles.declared(case.subject)
     for number, attention in enumerate(known):
         own = angles.of_width(attention.query.shape[-1])
@@ -167,7 +169,11 @@ def _rotary(case: Case, flowing: Flow) -> None:
         place = attention.place or "the model"
         if case.subject.declares.get("structure") == "other" and _is_left_out(attention, known, flowing.limit):
             continue
-        base = None if error < 1e3 * flowing.limit else _other_base(attention, own, flowing.limit)
+        turns = None if error < 1e3 * flowing.limit else frequencies(attention, own.width, own.layout)
+        base = None if turns is None else base_of(turns)
+        if turns is not None and base is None and is_scaled(turns, own.base):
+            case.does_not_apply(f"the angles in {place} are slowed down by a scaling that is declared in no one way")
+        _judges(case, "positions")
         case.require(
             error < 1e3 * flowing.limit,
             f"queries and keys in {place} are not turned by the declared angles",
@@ -176,7 +182,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             error=error,
             tolerance=1e3 * flowing.limit,
             cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
-            asks=("base", base) if base else _asks_of(attention, known, flowing.limit),
+            asks=("base", float(f"{base:.4g}")) if base else _asks_of(attention, known, flowing.limit),
         )
         values = case.apply(
             turned_values, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
@@ -239,11 +245,6 @@ def turned_values(seen: Traced, length: int, other: int, number: int, base: floa
         is_turned = turning_misfit(((rows, [source]),), base, width, layout) < 1e3 * seen.limit
         count += is_turned and goes_on_as_it_is(seen, attention, head)
     return torch.tensor(count)
-
-
-def _other_base(attention: Attention, own: _Angles, limit: float) -> float | None:
-    """Return another base that explains the rotation."""
-    return next((b for b in BASES if rotation_misfit(attention, b, own.width, own.layout) < 1e3 * limit), None)
 
 
 def _is_left_out(attention: Attention, others: list[Attention], limit: float) -> bool:
