@@ -132,17 +132,17 @@ def test_names_as_printed_are_names_that_are_taken() -> None:
 
 
 def test_what_an_interruption_left_unjudged_has_no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from veriformer.cli.processes.asking import Pool
+    from veriformer.cli.processes.asking import Pool, Worker
 
-    collect, seen = Pool._collect, []
+    hear = Pool._hear
 
-    def interrupted(pool: Pool) -> None:
-        collect(pool)
-        seen.append(1)
-        if len(seen) > 2:
+    def interrupted(pool: Pool, worker: Worker) -> None:
+        task = pool._busy[worker]
+        hear(pool, worker)
+        if task.question == "judge" and task.finished:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Pool, "_collect", interrupted)
+    monkeypatch.setattr(Pool, "_hear", interrupted)
     done = run("check", "--profile", "quick", "-n", "1", "--only", "norm", "m.py:right", "m.py:wrong")
     assert done.status == 130
     assert "✓" not in done.out
