@@ -149,3 +149,12 @@ def test_what_an_interruption_left_unjudged_has_no_tick(monkeypatch: pytest.Monk
     assert "- right  " in done.out
     assert "properties were not judged, the run ended before" in done.out
     assert "- wrong  nothing judged: the run ended before" in done.out
+
+
+def test_a_target_that_is_not_loaded_has_one_row_in_words_and_what_it_printed_in_lines() -> None:
+    Path("raises.py").write_text('print("\\x1b[31mone\\ntwo")\nraise RuntimeError("\\x1b[31mred")\n')
+    done = run("check", "--profile", "quick", "--only", "norm", "raises.py:mine", "m.py:right").insist()
+    assert done.status == 2
+    assert "the run ended before" not in done.out
+    assert "ERROR           subject.loads: 'raises.py' cannot be imported: RuntimeError: \\x1b[31mred" in done.out
+    assert "      | \\x1b[31mone\n      | two\n" in done.out
