@@ -83,7 +83,7 @@ def _reaches(table: dict[str, Any], reached: list[dict[str, str]]) -> list[str]:
 
 def _section(table: dict[str, Any], reached: list[dict[str, str]]) -> str:
     lines = _reaches(table, reached)
-    return "\n".join(["", "## Reach", "", *(f"- {line}" for line in lines), ""]) if lines else ""
+    return "\n".join(["", "## Reach", "", *(f"- {in_markdown(line)}" for line in lines), ""]) if lines else ""
 
 
 def _list(changed: list[dict[str, Any]]) -> str:

@@ -48,10 +48,13 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def cleaned(record: Any) -> Any:
-    """Return a record with every word of it in one readable line, but for what is no word, or stands in lines.
+    r"""Return a record with every word of it in one readable line, but for what is no word, or stands in lines.
 
     Args:
         record: JSON data of any depth that Python recurses to.
+
+    >>> cleaned({"name": "a\nb", "printed": {"text": "\x1b[31mred\n"}})
+    {'name': 'a\\nb', 'printed': {'text': '\\x1b[31mred\n'}}
     """
     return _cleaned(record, one_line)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from veriformer.properties.adapters.libraries import LIBRARIES
 
 LIBRARY, MODULE, FILE = "library", "module", "file"
-_ONE_OF_SEVERAL = re.compile(r"(?P<attribute>.*)\[(?P<index>\d+)\]", re.DOTALL)
+_ONE_OF_SEVERAL = re.compile(r"(?P<attribute>.*)\[(?P<index>\d{1,9})\]", re.DOTALL)
 
 
 class TargetError(Exception):

@@ -194,6 +194,45 @@ def test_what_was_known_is_told_where_the_cluster_is_lost(veriformer: Run, monke
         assert "Error: the cluster is gone" in veriformer(*call, status=3).stderr
 
 
+ENDS = """
+import os
+from models import gpt
+from veriformer.properties import Subject
+
+
+def forward(model, tokens):
+    os.write(1, b"last words\\n")
+    os._exit(9)
+
+
+ends = Subject(kind="decoder", build=gpt(2).build, forward=forward, declares={"causal": True})
+"""
+
+
+def test_what_ends_its_process_there_is_told_and_given_up_as_here(
+    veriformer: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def workers_of(cluster: str, at_once: int | None, **limits: Any) -> Elsewhere:
+        there = Elsewhere(inside, at_once)
+        click.get_current_context().call_on_close(there.leave)
+        return there
+
+    (tmp_path / "ends.py").write_text(ENDS)
+    call = ("check", "ends.py:ends", "nothing.gone:mine", "--only", "numerics", "--profile", "quick", *PATIENT[1:])
+    monkeypatch.setattr("veriformer.cli.check.workers_of", workers_of)
+    with Leaving(jobs=1000) as inside:
+        refused = veriformer(*call, "--cluster", "here", status=3)
+        assert "'nothing.gone' cannot be imported" in refused.stderr
+        there = json.loads(veriformer(*call[:2], *call[3:], "--cluster", "here", status=2).stdout)
+    here = json.loads(veriformer(*call[:2], *call[3:], "-n", "1", status=2).stdout)
+    (subject,), (same,) = there["subjects"], here["subjects"]
+    told = [(r["id"], r["outcome"], r["reason"]) for r in subject["results"] if r["outcome"] != "NOT_APPLICABLE"]
+    assert told == [(r["id"], r["outcome"], r["reason"]) for r in same["results"] if r["outcome"] != "NOT_APPLICABLE"]
+    assert [outcome for _, outcome, _ in told[:4]] == ["ERROR"] * 3 + ["BLOCKED"]
+    assert told[0][2].endswith("ended with status 9 while the subject was judged; its last words: last words")
+    assert subject["printed"] == same["printed"] == {"size": 33, "text": "last words\n" * 3}
+
+
 @pytest.mark.parametrize("command", [("check", "torch:softmax"), ("sweep", "torch:softmax"), ("mutants",)])
 @pytest.mark.parametrize(
     ("address", "said"),

@@ -132,20 +132,29 @@ def test_names_as_printed_are_names_that_are_taken() -> None:
 
 
 def test_what_an_interruption_left_unjudged_has_no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from veriformer.cli.processes.asking import Pool
+    from veriformer.cli.processes.asking import Pool, Worker
 
-    collect, seen = Pool._collect, []
+    hear = Pool._hear
 
-    def interrupted(pool: Pool) -> None:
-        collect(pool)
-        seen.append(1)
-        if len(seen) > 2:
+    def interrupted(pool: Pool, worker: Worker) -> None:
+        task = pool._busy[worker]
+        hear(pool, worker)
+        if task.question == "judge" and task.finished:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Pool, "_collect", interrupted)
+    monkeypatch.setattr(Pool, "_hear", interrupted)
     done = run("check", "--profile", "quick", "-n", "1", "--only", "norm", "m.py:right", "m.py:wrong")
     assert done.status == 130
     assert "✓" not in done.out
     assert "- right  " in done.out
     assert "properties were not judged, the run ended before" in done.out
     assert "- wrong  nothing judged: the run ended before" in done.out
+
+
+def test_a_target_that_is_not_loaded_has_one_row_in_words_and_what_it_printed_in_lines() -> None:
+    Path("raises.py").write_text('print("\\x1b[31mone\\ntwo")\nraise RuntimeError("\\x1b[31mred")\n')
+    done = run("check", "--profile", "quick", "--only", "norm", "raises.py:mine", "m.py:right").insist()
+    assert done.status == 2
+    assert "the run ended before" not in done.out
+    assert "ERROR           subject.loads: 'raises.py' cannot be imported: RuntimeError: \\x1b[31mred" in done.out
+    assert "      | \\x1b[31mone\n      | two\n" in done.out
