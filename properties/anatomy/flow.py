@@ -15,8 +15,8 @@ from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 
-BATCH, LENGTH = 5, 7
-"""Samples, and positions where no window is longer."""
+BATCH, LENGTH, FEWEST = 5, 14, 7
+"""Samples; positions where no window is longer; positions that suffice."""
 
 _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference that is rounding: float64 models have tables that were made in float32."""
@@ -74,7 +74,7 @@ def flow(case: Case) -> Flow:
         case.does_not_apply(f"in {built.dtype} parts cannot be told by their numbers")
     two = case.subject.kind == "encoder_decoder"
     longest = min(case.subject.fact("max_len", built.config.max_len), built.config.max_len)
-    needed = LENGTH + two
+    needed = FEWEST + two
     if longest < needed:
         case.does_not_apply(f"it takes {longest} positions, and {needed} are needed to tell parts by their numbers")
     # a window is seen by what lies beyond it

@@ -38,7 +38,7 @@ class NormCall:
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a normalization: by a name in its class's ancestry, and parameters all vectors."""
-    own = list(module.parameters(recurse=False))
+    own = list(module.parameters())  # a layer may be called so, too
     return any("norm" in c.__name__.lower() for c in type(module).__mro__) and all(p.ndim <= 1 for p in own)
 
 

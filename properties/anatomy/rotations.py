@@ -16,6 +16,7 @@ from veriformer.properties.definitions.angles import paired, turned
 BASES = (1e4, 1e2, 5e2, 1e3, 5e3, 2e4, 1e5, 5e5, 1e6, 1e7)
 """Bases of frequencies that are tried where the declared one does not act."""
 
+_LARGEST = 1e10  # base of released models: 1e7
 _NEXT = 24  # products behind an attention of which one may take what it gives: heads that are computed in turn
 
 Sides = tuple[tuple[Tensor, list[Head | None]], ...]
@@ -86,12 +87,13 @@ def base_of(turns: Tensor) -> float | None:
     >>> round(base_of(500.0 ** (-torch.arange(0, 8, 2) / 8)))
     500
     """
-    if len(turns) < 2 or abs(float(turns[0]) - 1) > 1e-4 or not bool((turns > 0).all()):
+    if len(turns) < 2 or abs(float(turns[0]) - 1) > 1e-4 or not bool((turns > 1e-7).all()):
         return None
     steps = turns.double().log().diff()
     if float((steps - steps[0]).abs().amax()) > 1e-3 * float(steps[0].abs()):
         return None
-    return float((-steps.mean() * len(turns)).exp())
+    base = float((-steps.mean() * len(turns)).exp())
+    return base if 1 < base < _LARGEST else None
 
 
 def is_scaled(turns: Tensor, base: float) -> bool:

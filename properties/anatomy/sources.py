@@ -62,6 +62,18 @@ class Parts:
         return self.tokens[..., start : start + width * self.step : self.step][..., :width], start
 
 
+def same_tokens(one: Tensor, other: Tensor, batch: int, limit: float) -> bool:
+    """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
+    if one.numel() != other.numel() or one.shape[-1] != other.shape[-1] or one[..., 0].numel() % batch:
+        return False
+    length = one[..., 0].numel() // batch
+    a, b = (x.cpu().double().reshape(batch * length, -1) for x in (one, other))
+    size = limit * float(a.abs().amax())
+    turned = b.unflatten(0, (length, batch)).transpose(0, 1).flatten(0, 1)
+    back = b.unflatten(0, (batch, length)).transpose(0, 1).flatten(0, 1)
+    return any(float((a - c).abs().amax()) <= size for c in (b, turned, back))
+
+
 def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
     """Return the part of an earlier product that a head's queries or keys are, rotated and scaled or not.
 

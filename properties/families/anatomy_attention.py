@@ -8,6 +8,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention, followed, is_part_of_rows
 from veriformer.properties.anatomy.flow import BATCH, Flow, flow
 from veriformer.properties.anatomy.sources import Head
+from veriformer.properties.anatomy.sublayers import dealt_in_turns, unlike_keys_and_values
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
@@ -160,6 +161,40 @@ def weights_are_normalised_over_keys(case: Case) -> None:
         expected="none",
         cause=lambda: f"keys and values are dealt to the heads in two different orders in {which}",
     )
+    if case.subject.fact("structure") != "other":
+        _of_one_making(case, flowing)
+
+
+def _of_one_making(case: Case, flowing: Flow) -> None:
+    """Ask where keys are made of other tokens than values, or groups are dealt to the heads in turns."""
+    for count, odd, told in (
+        (
+            unlike_makers, unlike_keys_and_values(flowing.seen),
+            "keys are made of other tokens than values: one of them has passed a norm, or has positions",
+        ),
+        (
+            groups_in_turns, dealt_in_turns(flowing.seen),
+            "groups of keys are dealt to the heads in turns (0 1 0 1): checkpoints have them in blocks (0 0 1 1)",
+        ),
+    ):  # fmt: skip
+        case.require(
+            case.apply(count, flowing.seen) == 0,
+            f"in {(odd or [''])[0] or 'the model'} {told}",
+            got=f"{len(odd)} attentions",
+            expected="none",
+            cause=lambda odd=odd, told=told: f"in {(odd or [''])[0] or 'the model'} {told}",  # type: ignore[misc]
+            asks=("structure", "other"),
+        )
+
+
+def unlike_makers(seen: Traced) -> Tensor:
+    """Return how many attentions have keys that are made of other tokens than their values."""
+    return torch.tensor(len(unlike_keys_and_values(seen)))
+
+
+def groups_in_turns(seen: Traced) -> Tensor:
+    """Return how many attentions deal their groups of keys in turns."""
+    return torch.tensor(len(dealt_in_turns(seen)))
 
 
 def _of_whole_rows(seen: Traced, least: int) -> list[Attention]:

@@ -17,6 +17,7 @@ from veriformer.properties.anatomy.norms import (
     stands_behind_norm,
 )
 from veriformer.properties.anatomy.residual import Sum, residual_sums
+from veriformer.properties.anatomy.sublayers import sublayers
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
@@ -268,6 +269,36 @@ def sums_take_both_once(case: Case) -> None:
         cause=lambda: _sum_words(odd, len(lone), len(known)),
         asks=("structure", "other"),
     )
+    _one_place_of_norms(case, flowing)
+
+
+def _one_place_of_norms(case: Case, flowing: Flow) -> None:
+    """Require that norms stand before all sublayers, or behind all."""
+    known = [s for s in sublayers(flowing.seen, flowing.width) if s.norm]
+    if len(known) < 2:
+        return
+    usual = max(("pre", "post"), key=lambda place: sum(s.norm == place for s in known))
+    odd = next((s for s in known if s.norm != usual), known[0])
+    mixed = case.apply(other_places, flowing.seen, flowing.width, usual)
+    told = {
+        "pre": "is added to the stream before a norm of which it took the output",
+        "post": "is added to the very tokens that it took",
+    }
+    case.require(
+        mixed == 0,
+        f"what {odd.place or 'a linear map'} gives {told[odd.norm]}, unlike what other sublayers give",
+        got=f"{int(mixed)} of {len(known)} sublayers",
+        expected="norms before all sublayers, or behind all",
+        cause=lambda: (
+            f"the residual of {odd.place or 'a sublayer'} starts on the other side of the norm than elsewhere"
+        ),
+        asks=("structure", "other"),
+    )
+
+
+def other_places(seen: Traced, width: int, usual: str) -> Tensor:
+    """Return how many sublayers have their norm elsewhere than `usual`."""
+    return torch.tensor(sum(s.norm not in ("", usual) for s in sublayers(seen, width)))
 
 
 def sum_factors(seen: Traced, width: int) -> Tensor:

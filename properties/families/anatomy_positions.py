@@ -80,10 +80,12 @@ def _embeddings(case: Case, flowing: Flow) -> None:
     if known is None:
         case.does_not_apply("no rows of a table of tokens are seen to enter the first layer")
     factor = case.apply(factor_of_embeddings, flowing.seen)
-    wanted = flowing.width**0.5 if _judges(case, "embedding_scale") else 1.0
+    wanted, root = (flowing.width**0.5 if _judges(case, "embedding_scale") else 1.0), flowing.width**0.5
     off = (factor / wanted - 1).abs()
+    # not multiplied by sqrt(d_model) they may be by another number, as muP has it
+    is_right = off < _ROUNDED if declared else ((factor / root - 1).abs() >= _ROUNDED) | (off < _ROUNDED)
     case.require(
-        off < _ROUNDED,
+        is_right,
         f"the rows of {known[1] or 'the table of tokens'} enter the first layer with another factor than declared",
         got=f"{known[0]:.6g}",
         expected=f"{wanted:.6g}",

@@ -13,7 +13,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
 
-_PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"))
+_PLAIN = (excludes_fact("sink"), excludes_fact("query_key_norm"), excludes_fact("window"))
 
 
 def _bottom_right(queries: int, keys: int) -> Tensor:

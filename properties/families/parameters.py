@@ -199,7 +199,12 @@ def tying_survives(case: Case) -> None:
         case.does_not_apply("it has no matrix of the vocabulary by the model's width: the embedding is a product, say")
     if not any(isinstance(m, nn.Embedding) for m in module.modules()):
         case.does_not_apply("no nn.Embedding is found in it, so it is not known which matrices are to be two")
+    embeds = any(isinstance(m, nn.Embedding) and m.weight.shape == shape for m in module.modules())
+    if not case.subject.fact("tied") and not embeds:
+        case.does_not_apply("no one table of it embeds the whole vocabulary in the model's width")
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
+    if wanted == 1 and case.subject.kind == "encoder_decoder" and _shares_with_the_target(module, shape):
+        wanted = 2  # the source has a table of its own
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
     miscounted = case.apply(counts_wrongly, module)
     case.equal(
@@ -225,6 +230,13 @@ def tying_survives(case: Case) -> None:
             cause=lambda: _tying(case, shape, wanted),
         )
     case.witness()
+
+
+def _shares_with_the_target(module: nn.Module, shape: tuple[int, int]) -> bool:
+    """Whether there are two tables of the vocabulary and no other matrix of it: the output is one of them."""
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.weight.shape == shape}
+    linear = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear) and m.weight.shape == shape}
+    return len(tables) == 2 and linear <= tables
 
 
 def _tying(case: Case, shape: tuple[int, int], wanted: int) -> str | None:

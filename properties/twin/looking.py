@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from veriformer.properties.anatomy.feed_forward import Source, map_behind
 from veriformer.properties.anatomy.norms import norm_calls
 from veriformer.properties.anatomy.residual import residual_sums
+from veriformer.properties.anatomy.sources import same_tokens
 from veriformer.properties.anatomy.traced import Product, Traced, storage_of
 from veriformer.properties.twin.parts import Map, PartedError
 
@@ -39,15 +40,7 @@ class Look:
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
-        batch = self.batch
-        if one.numel() != other.numel() or one.shape[-1] != other.shape[-1] or one[..., 0].numel() % batch:
-            return False
-        length = one[..., 0].numel() // batch
-        a, b = (x.double().reshape(batch * length, -1) for x in (one, other))
-        size = self.limit * float(a.abs().amax())
-        turned = b.unflatten(0, (length, batch)).transpose(0, 1).flatten(0, 1)
-        back = b.unflatten(0, (batch, length)).transpose(0, 1).flatten(0, 1)
-        return any(float((a - c).abs().amax()) <= size for c in (b, turned, back))
+        return same_tokens(one, other, self.batch, self.limit)
 
     def map_of(self, product: Product, channels: Sequence[int], given: Tensor, what: str) -> Map:
         """Return the map that some channels of a product's output come from.

@@ -127,7 +127,7 @@ def _attending(look: Look, seen: Attention) -> tuple[Attending, str]:
         raise PartedError(f"the weights of {place} are not the softmax of its scores")
     factors = [s for s in seen.scale if s is not None]
     if len(factors) < len(seen.query_from) or max(factors) - min(factors) > 1e-5 * max(factors):
-        raise NumberError(f"the heads of {place} do not have one scale")
+        raise PartedError(f"the heads of {place} do not have one scale")
     output, out = _projected(look, seen)
     norm, placement = _norm_around(look, out, into, place)
     return Attending(place, query, key, value, output, factors[0], seen, norm), placement

@@ -27,6 +27,10 @@ MISLED = {
 
 WITHOUT_SCRIPT = {
     "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
+    **dict.fromkeys(
+        ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
+        "the twin is built by the whole reference, which a script that imports nothing of ours cannot do",
+    ),
     "instances-cache": "what one instance leaves behind is there already when the case is written down",
 }
 """Faults whose first failure has no standalone script, each with the reason."""

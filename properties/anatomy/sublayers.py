@@ -1,0 +1,118 @@
+"""What the sublayers of a model take, and what their sums add it to: whether the norm stands before or behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from veriformer.properties.anatomy.attention import Attention, followed
+from veriformer.properties.anatomy.feed_forward import between_linear_maps, map_behind
+from veriformer.properties.anatomy.norms import norm_calls
+from veriformer.properties.anatomy.residual import residual_sums, turned_rows
+from veriformer.properties.anatomy.sources import Head, same_tokens
+from veriformer.properties.anatomy.traced import Product, Traced
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One sublayer.
+
+    Attributes:
+        place: path of the module that computes its last map.
+        norm: "pre" where it takes the stream through a norm, "post" where it takes the stream as it is; "" elsewhere.
+    """
+
+    place: str
+    norm: str
+
+
+def sublayers(seen: Traced, width: int) -> list[Placed]:
+    """Return the sublayers of a forward whose sums are recognised, in order."""
+    found: list[Placed] = seen.once(("sublayers", width), lambda: _sublayers(seen, width))
+    return found
+
+
+def _sublayers(seen: Traced, width: int) -> list[Placed]:
+    sums = {s.product: s for s in residual_sums(seen, width)}
+    taken = dict(_taken(seen))
+    found = []
+    for product, one in sums.items():
+        if product not in taken:
+            continue
+        total, branch = seen.values[one.when].output, seen.values[product].output
+        flat = total.double().reshape(-1)
+        bias = [b for b in (_with_bias(seen, product),) if b is not None]
+        parts = [x.double().reshape(-1) for x in (*bias, branch)]
+        streams = [(flat - b).reshape(total.shape) for x in parts for b in (x, *turned_rows(x, total))]
+        found.append(Placed(one.place, _place(seen, taken[product], streams)))
+    return found
+
+
+def _with_bias(seen: Traced, product: int) -> Tensor | None:
+    """Return what a bias was added to next, if that is what follows a map."""
+    for value in seen.values[product + 1 : product + 3]:
+        output = seen.values[product].output
+        if value.name == "add" and value.output.numel() == output.numel():
+            rest = (value.output.double().reshape(output.shape) - output.double()).flatten(0, -2)
+            if float((rest - rest[:1]).abs().amax()) <= seen.limit * float(value.output.abs().amax()):
+                return value.output
+    return None
+
+
+def _place(seen: Traced, taken: Tensor, streams: list[Tensor]) -> str:
+    if any(same_tokens(taken, stream, seen.batch, seen.limit) for stream in streams):
+        return "post"
+    before = [n.given for n in norm_calls(seen) if same_tokens(n.made, taken, seen.batch, seen.limit)]
+    is_behind = any(same_tokens(x, stream, seen.batch, seen.limit) for x in before for stream in streams)
+    return "pre" if is_behind else ""
+
+
+def _taken(seen: Traced) -> Iterator[tuple[int, Tensor]]:
+    """Yield the last map of each sublayer, by the number of its output, and what its first map takes."""
+    products = {p.when: p for p in seen.products}
+    for between in between_linear_maps(seen):
+        first = map_behind(products, seen, between.first.when)
+        if first is not None:
+            yield between.when, first.left
+    for attention in followed(seen):
+        query = next((map_behind(products, seen, h.when) for h in attention.query_from if h is not None), None)
+        out = _projection(seen, attention)
+        if query is not None and out is not None:
+            yield out.when, query.left
+
+
+def _projection(seen: Traced, attention: Attention) -> Product | None:
+    """Return the map that takes what the heads of an attention gave, one behind another."""
+    merged = (attention.weights @ attention.value).transpose(1, 2).flatten(2)
+    later = (p for p in seen.products if p.when >= attention.when)
+    return next((p for p in later if same_tokens(p.left, merged, seen.batch, seen.limit)), None)
+
+
+def unlike_keys_and_values(seen: Traced) -> list[str]:
+    """Return the attentions whose keys are made of other tokens than their values, by path."""
+    products = {p.when: p for p in seen.products}
+
+    def makers(heads: list[Head | None]) -> list[Tensor]:
+        found = (map_behind(products, seen, h.when) for h in heads if h is not None)
+        return [p.left for p in found if p is not None]
+
+    odd = []
+    for attention in followed(seen):
+        keys, values = makers(attention.key_from), makers(attention.value_from)
+        if keys and values and not same_tokens(keys[0], values[0], seen.batch, seen.limit):
+            odd.append(attention.place)
+    return odd
+
+
+def dealt_in_turns(seen: Traced) -> list[str]:
+    """Return the attentions whose groups of keys are dealt to the heads in turns (0 1 0 1), not in blocks (0 0 1 1)."""
+    odd = []
+    for attention in followed(seen):
+        starts = [(h.when, h.start) for h in attention.key_from if h is not None]
+        order = sorted(set(starts))
+        ranks = [order.index(s) for s in starts]
+        if len(ranks) == len(attention.key_from) and 1 < len(order) < len(ranks) and ranks != sorted(ranks):
+            odd.append(attention.place)
+    return odd
