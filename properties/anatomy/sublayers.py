@@ -106,6 +106,15 @@ def unlike_keys_and_values(seen: Traced) -> list[str]:
     return odd
 
 
+def not_normalised(seen: Traced) -> list[str]:
+    """Return the attentions whose queries, or keys, are what their projection gave, at most turned and scaled."""
+    return [
+        a.place
+        for a in followed(seen)
+        if all(h is not None for h in a.query_from) or all(h is not None for h in a.key_from)
+    ]
+
+
 def dealt_in_turns(seen: Traced) -> list[str]:
     """Return the attentions whose groups of keys are dealt to the heads in turns (0 1 0 1), not in blocks (0 0 1 1)."""
     odd = []

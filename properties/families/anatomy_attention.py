@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention, followed, is_part_of_rows
 from veriformer.properties.anatomy.flow import BATCH, Flow, flow
 from veriformer.properties.anatomy.sources import Head
-from veriformer.properties.anatomy.sublayers import dealt_in_turns, unlike_keys_and_values
+from veriformer.properties.anatomy.sublayers import dealt_in_turns, not_normalised, unlike_keys_and_values
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
@@ -109,9 +109,13 @@ def _scale_cause(
         d_model**-0.5: "1/sqrt(d_model) in place of 1/sqrt(d_head)",
         d_head**0.5: "sqrt(d_head): multiplied where it should be divided",
     }
-    what = next((w for value, w in words.items() if abs(seen / value - 1) < _NEAR), f"{ratio:.4g} times the right one")
+    plain = f"{ratio:.4g} times the right one"
+    known = [w for value, w in words.items() if abs(seen / value - 1) < _NEAR]
     if len(lone) == len(names):
-        return f"the measured scale of every head is {what}"
+        return f"the measured scale of every head is {known[0] if len(known) == 1 else plain}"
+    twice = abs(ratio * d_head**0.5 - 1) < _NEAR or abs(ratio * d_head**0.25 - 1) < _NEAR  # of both, or of one of them
+    is_none = abs(seen - 1) < _NEAR and abs(right - 1) > _NEAR
+    what = f"{plain}{': it is scaled once more' if twice else ': it is not scaled at all' if is_none else ''}"
     places = sorted({place for place, *_ in lone})
     whose = (
         f"of head {lone[0][1]} in {lone[0][0]}" if len(lone) == 1 else f"of {len(lone)} heads, in {', '.join(places)}"
@@ -161,6 +165,16 @@ def weights_are_normalised_over_keys(case: Case) -> None:
         expected="none",
         cause=lambda: f"keys and values are dealt to the heads in two different orders in {which}",
     )
+    if case.subject.fact("query_key_norm"):
+        plain = not_normalised(flowing.seen)
+        where = (plain or [""])[0] or "the model"
+        case.require(
+            case.apply(plain_attentions, flowing.seen) == 0,
+            f"in {where} queries or keys enter the scores as they are, where query_key_norm is declared",
+            got=f"{len(plain)} attentions",
+            expected="none",
+            cause=lambda: f"queries or keys are not normalised in {where}",
+        )
     if case.subject.fact("structure") != "other":
         _of_one_making(case, flowing)
 
@@ -190,6 +204,11 @@ def _of_one_making(case: Case, flowing: Flow) -> None:
 def unlike_makers(seen: Traced) -> Tensor:
     """Return how many attentions have keys that are made of other tokens than their values."""
     return torch.tensor(len(unlike_keys_and_values(seen)))
+
+
+def plain_attentions(seen: Traced) -> Tensor:
+    """Return how many attentions have queries, or keys, that pass no norm."""
+    return torch.tensor(len(not_normalised(seen)))
 
 
 def groups_in_turns(seen: Traced) -> Tensor:

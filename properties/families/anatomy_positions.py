@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -260,6 +261,9 @@ def _asks_of(attention: Attention, others: list[Attention], limit: float) -> tup
 
 def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | None, limit: float) -> str | None:
     """Say what is done to queries and keys instead."""
+    wide = attention.query.shape[-1]
+    if base and own.width < wide and abs(math.log(base) / math.log(own.base) - own.width / wide) < 1e-3:
+        return f"in {place} the exponents go by the {wide} channels of a head, not by the {own.width} that are turned"
     if base:
         return f"the angles in {place} are those of base {base:g}"
     still = [is_still(rows, sources, limit) for rows, sources in (
@@ -269,7 +273,6 @@ def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | No
     if any(still):
         which, other = ("keys", "queries") if still[0] else ("queries", "keys")
         return f"in {place} {which} are turned and {other} are not"
-    wide = attention.query.shape[-1]
     for part in (wide // 2, wide // 4, wide):
         if part >= 2 and part != own.width and rotation_misfit(attention, own.base, part, "") < 1e3 * limit:
             return f"{part} of {wide} channels are turned in {place}"
@@ -311,6 +314,8 @@ def _table_base(steps: Tensor, width: int, layout: str, limit: float) -> tuple[s
 
 
 def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: float) -> str | None:
+    if sinusoid_misfit(steps, width, math.exp(math.log10(base)), layout) < 1e3 * limit:
+        return f"the frequencies are exp of the decimal logarithm of {base:g}: log10 stands in place of the natural one"
     if other := _table_base(steps, width, layout, limit):
         return f"the table is that of base {other[1]:g}, not {base:g}"
     if layout and sinusoid_misfit(steps, width, base, "") < 1e3 * limit:

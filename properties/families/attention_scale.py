@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from veriformer.properties.anatomy.attention import followed
+from veriformer.properties.anatomy.flow import flow
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -38,6 +41,9 @@ def models_scale_by_the_head(case: Case) -> None:
     are scaled before or the initialisation does it; 1/d_head) and pass; two are mistakes in any convention: the
     width of the model in place of that of a head, and multiplying where it should divide.
     """
+    with off_the_record(case):
+        if all(scale is None for attention in followed(flow(case).seen) for scale in attention.scale):
+            case.does_not_apply("no scale could be followed from the projections to the weights")
     built = case.built()
     stream = Stream(case, built)
     x = stream.draw(2, case.length("T", low=3, high=6))
@@ -59,6 +65,7 @@ def models_scale_by_the_head(case: Case) -> None:
                     error=(factor / right - 1).abs(),
                     tolerance=1e-3,
                     cause=lambda words=words: f"the measured scale is {words}",  # type: ignore[misc]
+                    asks=("attention_scale", float(f"{seen:.6g}")),
                 )
     if found:
         case.witness()

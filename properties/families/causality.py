@@ -17,6 +17,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import PER_POSITION, Stream
 from veriformer.properties.engine.violations import InfluenceMap
+from veriformer.properties.families.token_rows import every_token_counts
 from veriformer.properties.probes.influence import by_substitution
 from veriformer.properties.subject.paths import DEFAULT, Path
 
@@ -314,6 +315,7 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
     alone = stream(x[:1, :1])
     case.close(stream(x)[:1, 0], alone[:, 0], "the first output differs from that of the first input alone")
     case.differs(stream(stream.other(x[:1, :1])), alone, "the first output does not depend on the first input")
+    every_token_counts(case, stream)
     case.witness()
 
 

@@ -285,6 +285,9 @@ def _vanishing(norms: list[float]) -> str:
         return f"no gradient reaches layer {where} at all: they are not connected to the output {told}"
     if norms[-1] > norms[0]:
         return f"gradients shrink in every layer: is a residual connection missing? {told}"
+    grows = (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if norms[-1] else 0.0
+    if 1.7 < grows < 2.3:
+        return f"gradients double in every layer: the stream, or what the layer gives, is added twice {told}"
     return f"gradients grow in every layer: are the layers too large at the start? {told}"
 
 

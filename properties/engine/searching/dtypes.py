@@ -60,8 +60,9 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
             continue
         for index in configs:
             yield {"config": index, "T": _LENGTH, "dtype": name}
-    # a causal mask compares positions, which a padding mask that is given does not
-    reaches = prop.goes_far and prop.family == "causality" and reach_of(bench) >= _COLLIDING
+    # a causal mask compares positions; of a padding mask they may be counted, which one of ones shows
+    compares = prop.goes_far and prop.family == "causality"
+    reaches = (compares or prop.id == "padding.all-ones-mask") and reach_of(bench) >= _COLLIDING
     if "bfloat16" in halves and reaches and affords(bench, _CALLS, _COLLIDING):
         cut = _COLLIDING - 1
         yield {"reach": LONG, "T": _COLLIDING, "t": cut, "real": cut, "dtype": "bfloat16"}
