@@ -70,7 +70,7 @@ def each_attention(built: Any) -> list[Any]:
     "anatomy-head-scale",
     "One head of one layer is scaled twice",
     killed_by=("anatomy.scale",),
-    cause="of head 1 in stack.layers.1.attention alone is 1/d_head: the scores are scaled twice",
+    cause="of head 1 in stack.layers.1.attention alone is 0.5 times the right one: it is scaled once more",
 )
 def one_head_scaled_twice() -> Subject:
     class Twice(OpenAttention):
@@ -86,7 +86,7 @@ def one_head_scaled_twice() -> Subject:
     "anatomy-layer-unscaled",
     "The scale is missing in one layer",
     killed_by=("anatomy.scale",),
-    cause="in stack.layers.1.attention alone is 1: the scores are not scaled",
+    cause="in stack.layers.1.attention alone is 2 times the right one: it is not scaled at all",
 )
 def one_layer_unscaled() -> Subject:
     return model(lambda m: setattr(each_attention(m)[1], "scale", 1.0), PRE, architecture="decoder")
@@ -125,7 +125,7 @@ def temperature() -> Subject:
     "anatomy-cross-unscaled",
     "Attention to the memory is not scaled",
     killed_by=("anatomy.scale",),
-    cause="cross_attention alone is 1: the scores are not scaled",
+    cause="cross_attention alone is 2 times the right one: it is not scaled at all",
 )
 def cross_attention_unscaled() -> Subject:
     return model(lambda m: setattr(m.decoder.layers[1].cross_attention, "scale", 1.0), architecture="encoder_decoder")
