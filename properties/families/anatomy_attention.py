@@ -20,6 +20,7 @@ from veriformer.properties.subject.subject import Subject
 
 KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _PAPER = "Vaswani et al. 2017, section 3.2."
+_FEW = 3  # distances that are told one by one
 _NEAR = 1e-3
 """A scale further off, relatively, is another one: float32 constants and a fit in float32 err by 1e-4 at most."""
 
@@ -351,4 +352,16 @@ def _mask_cause(hidden: Tensor, allowed: Tensor, place: str) -> str | None:
     for window in range(1, length):
         if torch.equal(own, ~causal_region(length, window)):
             return f"in {place} queries see the last {window} keys alone, themselves among them"
-    return None
+    return _diagonals(own, allowed, place)
+
+
+def _diagonals(own: Tensor, allowed: Tensor, place: str) -> str | None:
+    """Say which distances are hidden, or seen, against the declared mask `[T, T]`, where that is all that differs."""
+    told = []
+    for which, words in ((own & allowed, "do not see"), (~own & ~allowed, "see")):
+        whole = [d for d in range(1 - len(own), len(own)) if len(line := which.diagonal(d)) and bool(line.all())]
+        if sum(len(which.diagonal(d)) for d in whole) != int(which.sum()) or len(whole) > _FEW:
+            return None
+        keys = [f"{abs(d)} {'ahead' if d > 0 else 'before'}" if d else "themselves" for d in whole]
+        told += [f"queries {words} the key {' and '.join(keys)}"] * bool(keys)
+    return f"in {place} {'; '.join(told)}" if told else None
