@@ -2,7 +2,7 @@
 
 python benchmarks/twins.py [LIBRARY ...] > reports/gallery/twins.md
 
-Every encoder and decoder that is shipped for the libraries (default: those that are installed) is judged by twin.equal
+Every encoder, decoder and encoder-decoder that is shipped for the libraries (default: those that are installed) is judged by twin.equal
 at the sizes of profile quick, with weights drawn at random; nothing is downloaded.
 """
 
@@ -32,7 +32,7 @@ def judge(library: str, name: str) -> dict[str, Any] | None:
         subject = shipped(library)[name]
     except Exception as problem:  # a library's own, at import
         return {"model": f"{library}:{name}", "outcome": "ERROR", "reason": f"{type(problem).__name__}: {problem}"}
-    if subject.kind not in ("encoder", "decoder"):
+    if subject.kind not in ("encoder", "decoder", "encoder_decoder"):
         return None
     (result,) = check(subject, only=["twin.equal"], profile="quick").results
     return {
@@ -60,7 +60,7 @@ def main() -> None:
     asked = table[~table.outcome.isin(["PASS", "NOT_APPLICABLE"])]
     print("# Models proved equal to the textbook's\n")
     print(f"Made by `python benchmarks/twins.py {' '.join(libraries)}`, commit {commit}, torch {torch.__version__}.\n")
-    print(f"Of {len(table)} encoders and decoders {len(proved)} are equal to the reference Transformer with their own")
+    print(f"Of {len(table)} models {len(proved)} are equal to the reference Transformer with their own")
     print(f"weights, {len(parted)} part from it, {len(asked)} are asked about or not judged. Equal means: the same")
     print("outputs up to the tolerance measured on the model, for drawn tokens and lengths and, where it takes a mask,")
     print("under padding.\n")

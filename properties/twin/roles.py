@@ -242,6 +242,8 @@ def _embedding(look: Look, tokens: Tensor, first: Tensor) -> tuple[Tensor | None
     rows = tokens.double() if table is None else table[tokens]
     if rows.shape[-1] != look.width:
         raise PartedError(f"rows of {rows.shape[-1]} numbers are looked up, and the stream has {look.width}")
+    if first.numel() != rows.numel():
+        raise PartedError("the stream has more positions than there are tokens")
     x = first.double().reshape(batch * length, -1)
     for stream in (x.unflatten(0, (batch, length)), x.unflatten(0, (length, batch)).transpose(0, 1)):
         moved, given = stream - stream.mean(0), rows - rows.mean(0)
