@@ -2,8 +2,8 @@
 
 python benchmarks/twins.py [LIBRARY ...] > reports/gallery/twins.md
 
-Every encoder, decoder and encoder-decoder that is shipped for the libraries (default: those that are installed) is judged by twin.equal
-at the sizes of profile quick, with weights drawn at random; nothing is downloaded.
+Every encoder, decoder and encoder-decoder that is shipped for the libraries (default: those that are installed) is
+judged by twin.equal at the sizes of profile quick, with weights drawn at random; nothing is downloaded.
 """
 
 from __future__ import annotations
