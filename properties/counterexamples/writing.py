@@ -74,10 +74,15 @@ def _operation(name: str, shown: list[str]) -> str | None:
     if bare in _UNARY:
         return f"({_UNARY[bare]}{shown[0]})"
     if len(shown) == 2 and bare in _BINARY:
-        return f"({shown[0]} {_BINARY[bare]} {shown[1]})"
+        return _between(shown[0], _BINARY[bare], shown[1])
     if len(shown) == 2 and bare.removeprefix("r") in _BINARY:
-        return f"({shown[1]} {_BINARY[bare.removeprefix('r')]} {shown[0]})"
+        return _between(shown[1], _BINARY[bare.removeprefix("r")], shown[0])
     return None
+
+
+def _between(left: str, sign: str, right: str) -> str:
+    """Return an operation; a power binds more tightly than the sign of what is raised to it."""
+    return f"({f'({left})' if sign == '**' and left.startswith('-') else left} {sign} {right})"
 
 
 def _index(index: Any, express: Express) -> str:
