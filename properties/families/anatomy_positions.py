@@ -29,6 +29,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
+from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -348,6 +349,7 @@ def first_row(seen: Traced, module: nn.Module, length: int, width: int) -> Tenso
 
 
 _JUDGED: Mapping[Any, Callable[[Case, Flow], None]] = {
+    "t5": buckets_are_those_of_t5,
     "alibi": _alibi,
     "rotary": _rotary,
     "sinusoidal": _sinusoidal,

@@ -174,3 +174,17 @@ def embeddings_unscaled() -> Subject:
     return model(
         lambda m: setattr(m.embedding, "scale", 1.0), {"embedding_scale": True}, architecture="decoder", positions="t5"
     )
+
+
+@fault(
+    "anatomy-buckets",
+    "A decoder's T5 bias has two-sided buckets: half of them are never used",
+    killed_by=("anatomy.positions",),
+    cause="where one-sided ones are right",
+)
+def two_sided_buckets() -> Subject:
+    def change(built: Any) -> None:
+        built.stack.layers[0].attention.position_bias.bidirectional = True  # one bias serves all layers
+
+    facts = {"num_buckets": 8, "max_distance": 20}
+    return model(change, PRE | facts, architecture="decoder", positions="t5", **facts)
