@@ -1,0 +1,64 @@
+"""Faults of what parts of a model are made of: tokens that are one, missing norms, skips from the other side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from veriformer.properties.subject.subject import Subject
+from veriformer.reference.blocks import Sublayer
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.mending import as_it_is
+from veriformer.tests.mutants.parts import model
+
+_GPT: dict[str, Any] = {"architecture": "decoder", "positions": "learned"}
+
+
+@fault(
+    "token-rows",
+    "Token ids are clamped one too low, so that the last one is embedded as its neighbour",
+    killed_by=("causality.first-token",),
+    cause="are embedded alike",
+)
+def clamped_ids() -> Subject:
+    class Clamped(nn.Module):
+        def __init__(self, inner: nn.Embedding) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            embedded: Tensor = self.inner(tokens.clamp(max=self.inner.num_embeddings - 2))
+            return embedded
+
+    def change(built: Any) -> None:
+        built.embedding.tokens = Clamped(built.embedding.tokens)
+
+    return model(change, **_GPT)
+
+
+@fault(
+    "anatomy-no-query-norm",
+    "Queries and keys are declared to be normalised, and are not",
+    killed_by=("anatomy.softmax",),
+    cause="are not normalised in",
+)
+def no_query_key_norm() -> Subject:
+    return model(as_it_is, {"query_key_norm": True}, **_GPT)
+
+
+@fault(
+    "anatomy-skip-behind-norm",
+    "The last feed-forward network's skip starts behind its norm",
+    killed_by=("anatomy.residual",),
+    cause="starts on the other side of the norm",
+)
+def skip_behind_the_norm() -> Subject:
+    class FromNorm(Sublayer):
+        def leave(self, x: Tensor, change: Tensor) -> Tensor:
+            return super().leave(self.norm_in(x), change)
+
+    def change(built: Any) -> None:
+        built.stack.layers[-1].around_feed_forward.__class__ = FromNorm
+
+    return model(change, **_GPT)
