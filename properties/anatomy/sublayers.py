@@ -41,24 +41,27 @@ def _sublayers(seen: Traced, width: int) -> list[Placed]:
     for product, one in sums.items():
         if product not in taken:
             continue
-        total, branch = seen.values[one.when].output, seen.values[product].output
-        flat = total.double().reshape(-1)
-        bias = [b for b in (_with_bias(seen, product),) if b is not None]
-        parts = [x.double().reshape(-1) for x in (*bias, branch)]
-        streams = [(flat - b).reshape(total.shape) for x in parts for b in (x, *turned_rows(x, total))]
+        streams = streams_before(seen, product, one.when)
         found.append(Placed(one.place, _place(seen, taken[product], streams)))
     return found
 
 
-def _with_bias(seen: Traced, product: int) -> Tensor | None:
-    """Return what a bias was added to next, if that is what follows a map."""
+def biased(seen: Traced, product: int) -> Tensor:
+    """Return what a map gave, `seen.values[product]`, with the bias that is added next, where one is."""
+    output = seen.values[product].output
     for value in seen.values[product + 1 : product + 3]:
-        output = seen.values[product].output
         if value.name == "add" and value.output.numel() == output.numel():
             rest = (value.output.double().reshape(output.shape) - output.double()).flatten(0, -2)
             if float((rest - rest[:1]).abs().amax()) <= seen.limit * float(value.output.abs().amax()):
                 return value.output
-    return None
+    return output
+
+
+def streams_before(seen: Traced, product: int, total: int) -> list[Tensor]:
+    """Return what a sum, `seen.values[total]`, adds a map's output to: its tokens in either order of their axes."""
+    summed = seen.values[total].output
+    branch = biased(seen, product).double().reshape(-1)
+    return [(summed.double().reshape(-1) - b).reshape(summed.shape) for b in (branch, *turned_rows(branch, summed))]
 
 
 def _place(seen: Traced, taken: Tensor, streams: list[Tensor]) -> str:
@@ -78,12 +81,12 @@ def _taken(seen: Traced) -> Iterator[tuple[int, Tensor]]:
             yield between.when, first.left
     for attention in followed(seen):
         query = next((map_behind(products, seen, h.when) for h in attention.query_from if h is not None), None)
-        out = _projection(seen, attention)
+        out = projection_of(seen, attention)
         if query is not None and out is not None:
             yield out.when, query.left
 
 
-def _projection(seen: Traced, attention: Attention) -> Product | None:
+def projection_of(seen: Traced, attention: Attention) -> Product | None:
     """Return the map that takes what the heads of an attention gave, one behind another."""
     merged = (attention.weights @ attention.value).transpose(1, 2).flatten(2)
     later = (p for p in seen.products if p.when >= attention.when)

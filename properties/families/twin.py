@@ -72,7 +72,7 @@ def _twin(case: Case, seen: Flow) -> Twin:
     if result is None:
         raise PartedError("it gives no tensor")
     found = roles(seen.module, seen.seen, seen.inputs, seen.width, result)
-    tables = [*seen.module.parameters(), *(b for b in seen.module.buffers() if b.is_floating_point())]
+    tables = [t.detach().cpu() for t in (*seen.module.parameters(), *seen.module.buffers()) if t.is_floating_point()]
     base = case.subject.fact("base")
     return twin_of(found, tables, seen.limit, None if base is None else float(base))
 

@@ -59,14 +59,14 @@ class Look:
         matrix = product.right.reshape(product.right.shape[-2:])
         if storage_of(product.right) not in self.own:
             raise PartedError(f"{what}: its matrix is no parameter as it is, but made of some")
-        plain = (product.left.double() @ product.right.double()).reshape(-1, matrix.shape[1])
+        plain = (product.left.double().cpu() @ product.right.double().cpu()).reshape(-1, matrix.shape[1])
         rest = given.double().reshape(-1, matrix.shape[1]) - plain
         if float((rest - rest[:1]).abs().amax()) > self.limit * float(given.abs().amax()):
             raise PartedError(f"{what}: something else than a bias is added to it")
         picked = list(channels)
         bias = rest[0][picked]
         has_bias = float(rest.abs().amax()) > self.limit * float(given.abs().amax())
-        return Map(matrix.T.double()[picked], bias if has_bias else None)
+        return Map(matrix.T.double().cpu()[picked], bias if has_bias else None)
 
     def source(self, source: Source, what: str) -> tuple[Product, Map]:
         """Return the map that a part of a value comes from."""

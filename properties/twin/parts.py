@@ -32,12 +32,17 @@ class Map:
 
 @dataclass
 class NormRole:
-    """A norm with its gain, bias and eps."""
+    """A norm with its gain, bias and eps.
+
+    Attributes:
+        when: number of values that were made before it ended: which call it is.
+    """
 
     kind: str
     gain: Tensor
     bias: Tensor
     eps: float
+    when: int
 
 
 @dataclass

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from veriformer.properties.anatomy.attention import Attention, attentions
 from veriformer.properties.anatomy.feed_forward import Between, Source, between_linear_maps, map_behind
 from veriformer.properties.anatomy.norms import NormCall, held, measured_gain, normalised
-from veriformer.properties.anatomy.residual import turned_rows
 from veriformer.properties.anatomy.sources import Head
+from veriformer.properties.anatomy.sublayers import biased, projection_of, streams_before
 from veriformer.properties.anatomy.traced import Product, Traced
 from veriformer.properties.twin.looking import Look
 from veriformer.properties.twin.parts import Attending, Layer, Map, NormRole, NumberError, PartedError, Roles, StackRole
@@ -105,7 +105,9 @@ def _layer(look: Look, sites: list[Attention], network: Between) -> Layer:
     up_product, up = look.source(network.first, f"the feed-forward network in {network.place}")
     gate = look.source(network.other, f"the gate in {network.place}")[1] if network.other else None
     product = look.products[network.when]
-    down = look.map_of(product, range(look.width), _biased(look, product), f"the second map of {network.place}")
+    down = look.map_of(
+        product, range(look.width), biased(look.seen, product.when), f"the second map of {network.place}"
+    )
     norm, placement = _norm_around(look, product, up_product.left, network.place)
     for attending, other in both:
         if other != placement:
@@ -158,23 +160,12 @@ def _heads(look: Look, heads: list[Head | None], what: str) -> tuple[Map, Tensor
 
 def _projected(look: Look, attention: Attention) -> tuple[Map, Product]:
     """Return the map that takes what the heads gave, one behind another."""
-    heads = attention.weights @ attention.value  # [B, H, T, E]
-    merged = heads.transpose(1, 2).flatten(2)
-    for product in look.seen.products:
-        if product.when > attention.when - 1 and look.same(product.left, merged):
-            what = f"the output projection of {attention.place or 'the model'}"
-            return look.map_of(product, range(product.output.shape[-1]), _biased(look, product), what), product
-    raise PartedError(f"what the heads of {attention.place or 'the model'} give goes into no linear map, head by head")
-
-
-def _biased(look: Look, product: Product) -> Tensor:
-    """Return a product's output with the bias that is added next, where one is."""
-    for value in look.seen.values[product.when + 1 : product.when + 3]:
-        if value.name == "add" and value.output.numel() == product.output.numel():
-            rest = (value.output.double().reshape(product.output.shape) - product.output.double()).flatten(0, -2)
-            if float((rest - rest[:1]).abs().amax()) <= look.limit * float(value.output.abs().amax()):
-                return value.output
-    return product.output
+    place = attention.place or "the model"
+    product = projection_of(look.seen, attention)
+    if product is None:
+        raise PartedError(f"what the heads of {place} give goes into no linear map, head by head")
+    what = f"the output projection of {place}"
+    return look.map_of(product, range(product.output.shape[-1]), biased(look.seen, product.when), what), product
 
 
 def _norm_around(look: Look, product: Product, taken: Tensor, what: str) -> tuple[NormRole, str]:
@@ -194,8 +185,7 @@ def _norm_around(look: Look, product: Product, taken: Tensor, what: str) -> tupl
             f"behind {what} the stream is taken {total.stream:.6g} times and the sublayer {total.branch:.6g} times"
         )
     summed = look.seen.values[total.when].output
-    branch = _biased(look, product).double().reshape(-1)
-    streams = [(summed.double().reshape(-1) - b).reshape(summed.shape) for b in (branch, *turned_rows(branch, summed))]
+    streams = streams_before(look.seen, product.when, total.when)
     for norm in look.norms:
         if look.same(norm.made, taken) and any(look.same(norm.given, stream) for stream in streams):
             return _norm(look, norm), "pre"
@@ -219,7 +209,7 @@ def _norm(look: Look, call: NormCall) -> NormRole:
         is_multiple = float((share - share.mean()).abs().amax()) <= 1e-3  # another formula: the variance by d - 1, say
         has_its_own = any(p.shape == (width,) for p in call.part.parameters()) and not is_multiple
         raise NumberError(told) if has_its_own else PartedError(told)
-    return NormRole(call.kind, gain, bias, call.eps)
+    return NormRole(call.kind, gain, bias, call.eps, call.when)
 
 
 def _entering(look: Look, layer: Layer, attention: Attention) -> Tensor:
@@ -238,8 +228,8 @@ def _embedding(look: Look, tokens: Tensor, first: Tensor) -> tuple[Tensor | None
     lookup = next((u for u in look.seen.lookups if _holds(u.rows, tokens)), None)
     if lookup is None and not tokens.is_floating_point():
         raise PartedError("no table is looked up by the tokens")
-    table = None if lookup is None else lookup.table.double()
-    rows = tokens.double() if table is None else table[tokens]
+    table = None if lookup is None else lookup.table.double().cpu()
+    rows = tokens.double().cpu() if table is None else table[tokens.cpu()]
     if rows.shape[-1] != look.width:
         raise PartedError(f"rows of {rows.shape[-1]} numbers are looked up, and the stream has {look.width}")
     if first.numel() != rows.numel():
@@ -268,7 +258,7 @@ def _output(look: Look) -> tuple[Map | None, Tensor]:
             factor = float(last.left.double().norm() / norm.made.norm())
             if look.same(factor * norm.made, last.left):
                 return _scaled(look, last, factor), norm.made
-    if look.same(_biased(look, last), look.result):
+    if look.same(biased(look.seen, last.when), look.result):
         return _scaled(look, last, 1.0), last.left
     return None, look.result
 
@@ -278,7 +268,7 @@ def _scaled(look: Look, last: Product, factor: float) -> Map:
     what = "the map to the vocabulary"
     if min(abs(factor - 1), abs(factor * look.width**0.5 - 1)) > 1e-5:
         raise NumberError(f"what {what} is given is multiplied by {factor:.6g}")
-    own = look.map_of(last, range(last.output.shape[-1]), _biased(look, last), what)
+    own = look.map_of(last, range(last.output.shape[-1]), biased(look.seen, last.when), what)
     return Map(own.weight * factor, own.bias)
 
 
@@ -287,7 +277,7 @@ def _closing(look: Look, layers: list[Layer], end: Tensor) -> NormRole | None:
     last = next((n for n in reversed(look.norms) if look.same(n.made, end)), None)
     if last is not None:
         found = _norm(look, last)
-        is_its_own = layers[0].placement == "post" and torch.equal(found.gain, layers[-1].norm.gain)
+        is_its_own = layers[0].placement == "post" and found.when == layers[-1].norm.when
         return None if is_its_own else found
     if layers[0].placement == "post":
         return None

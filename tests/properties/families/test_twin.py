@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties import Subject, check
+from veriformer.properties import DrawnConfig, Subject, check
 from veriformer.properties.adapters.recognising import shipped
 from veriformer.properties.results.records import Result
 
@@ -136,3 +136,11 @@ def test_a_model_of_other_parts_says_where_they_part() -> None:
     result = judged(Subject(kind="decoder", build=Bag, forward=lambda m, t: m(t)))
     assert result.outcome == "NOT_APPLICABLE"
     assert "no twin: no attention could be followed" in result.reason
+
+
+def test_a_norm_behind_a_post_ln_stack_is_no_layers_own_where_gains_are_alike() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 20, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False).eval()
+    given = Subject(kind="encoder", module=model, inputs="embeddings", forward=lambda m, x: m(x), config=DrawnConfig())
+    result = judged(given.with_facts(causal=False, positions="none", structure="textbook"))
+    assert result.outcome == "PASS", result.reason
