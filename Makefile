@@ -6,7 +6,7 @@ ZOO ?= .venv-zoo
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: verify test lint types bench zoo sweep clean
+.PHONY: verify test lint types docs bench zoo sweep release clean
 
 verify: $(STAMP)
 	$(BIN)/veriformer check reference torch --profile quick --out build/verify
@@ -23,6 +23,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+
+# The site, without a network: build/site/index.html opens as a file. Every link inside it must lead somewhere.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
+	@echo "build/site/index.html"
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/check_speed.py
@@ -50,6 +55,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+
+# The sdist and the wheel, each tried in empty environments with the oldest torch and the newest.
+release:
+	PYTHON=$(PYTHON) .ci/release
 
 clean:
 	rm -rf build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .veriformer

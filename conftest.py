@@ -10,6 +10,7 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is impo
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 collect_ignore = [
+    "claims",
     "clusters",
     "reference",
     "properties",

@@ -2,8 +2,8 @@
 
 python benchmarks/twins.py [LIBRARY ...] > reports/gallery/twins.md
 
-Every encoder, decoder and encoder-decoder that is shipped for the libraries (default: those that are installed) is
-judged by twin.equal at the sizes of profile quick, with weights drawn at random; nothing is downloaded.
+Every encoder, decoder, encoder-decoder and classifier that is shipped for the libraries (default: those that are
+installed) is judged by twin.equal at the sizes of profile quick, with weights drawn at random; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def judge(library: str, name: str) -> dict[str, Any] | None:
         subject = shipped(library)[name]
     except Exception as problem:  # a library's own, at import
         return {"model": f"{library}:{name}", "outcome": "ERROR", "reason": f"{type(problem).__name__}: {problem}"}
-    if subject.kind not in ("encoder", "decoder", "encoder_decoder"):
+    if subject.kind not in ("encoder", "decoder", "encoder_decoder", "classifier"):
         return None
     (result,) = check(subject, only=["twin.equal"], profile="quick").results
     return {
@@ -63,7 +63,7 @@ def main() -> None:
     print(f"Of {len(table)} models {len(proved)} are equal to the reference Transformer with their own")
     print(f"weights, {len(parted)} part from it, {len(asked)} are asked about or not judged. Equal means: the same")
     print("outputs up to the tolerance measured on the model, for drawn tokens and lengths and, where it takes a mask,")
-    print("under padding.\n")
+    print("under padding and through the cache.\n")
     shown = proved.assign(textbook=proved.reason.str.removeprefix("equal to the textbook's model "))
     print(shown[["model", "textbook", "error", "seconds"]].to_markdown(index=False, floatfmt=".2g"))
     for title, part in (("Where the others part", parted), ("Asked, or not judged", asked)):

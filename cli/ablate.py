@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,24 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from veriformer.cli.extras import insist_on
+from veriformer.cli.index import studies as known_studies
 from veriformer.cli.options import FOLDER, PROCESSES, Amount
+from veriformer.cli.plugged import plugged
 from veriformer.cli.reading import shown
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.reports.readable import cleaned
 
 UNFINISHED, VIOLATED, INTERRUPTED = 2, 1, 130
-MOST_SEEDS = 10_000
+MOST_SEEDS, SEEDS = 10_000, 12
+LAST_FIRST_SEED = 2**31
 _WORDS: Callable[[Any], bool] = lambda v: isinstance(v, list) and all(isinstance(word, str) for word in v)  # noqa: E731
 _CHOSEN: dict[str, Callable[[Any], bool]] = {
     "studies": _WORDS,
     "tasks": _WORDS,
     "variants": _WORDS,
-    "seeds": lambda v: type(v) is int and 1 <= v <= MOST_SEEDS,
+    "seeds": lambda v: v is None or (type(v) is int and 1 <= v <= MOST_SEEDS),
+    "first_seed": lambda v: type(v) is int and 0 <= v <= LAST_FIRST_SEED,
     "device": lambda v: v in ("cpu", "cuda"),
     "max_memory": lambda v: type(v) in (int, float) and 0 < v <= 2**20,
     "stack": lambda v: v is None or (type(v) is int and v >= 1),
@@ -37,7 +41,14 @@ last run: seeds that are trained together belong to a trial, and so do the optio
 
 @click.command()
 @click.argument("studies", nargs=-1, metavar="[STUDY...]")
-@click.option("--seeds", type=int, default=None, help="of every row  [default: 12]")
+@click.option("--seeds", type=int, default=None, help="of every row  [default: 24 in the table, 12 in a study]")
+@click.option(
+    "--first-seed",
+    type=click.IntRange(0, LAST_FIRST_SEED),
+    default=None,
+    metavar="N",
+    help="those below 2000 are for tuning  [default: 2000]",
+)
 @click.option("--device", default=None, help="cpu or cuda  [default: cpu]")
 @click.option("--jobs", type=PROCESSES, default=None, help="processes  [default: one a core]")
 @click.option("--cluster", metavar="ADDRESS", help="tcp://HOST:PORT of a Dask scheduler, or submitit:slurm")
@@ -55,6 +66,7 @@ last run: seeds that are trained together belong to a trial, and so do the optio
 def ablate(
     studies: tuple[str, ...],
     seeds: int | None,
+    first_seed: int | None,
     device: str | None,
     jobs: int | None,
     cluster: str | None,
@@ -69,21 +81,25 @@ def ablate(
 ) -> int:
     """Train small Transformers with one thing changed at a time, and say with statistics what each part buys.
 
-    Without STUDY: positions, residual, norm, warm-up. A finished trial is stored at once and never run twice.
+    Without STUDY: the table, a Transformer without positions, residual connections, LayerNorm, each pair and all three,
+    at the best and the worst of one sweep. Of your own model: path/file.py:study, a Study of veriformer.ablations. A
+    finished trial is stored at once and never run twice, unless the code has changed.
     """
+    if lists:
+        return _list(form)
+    insist_on("ablate", "veriformer ablate")
     from veriformer.ablations.execution.executors import open_executor
     from veriformer.ablations.execution.plan import Grouping
     from veriformer.ablations.execution.store import Store, StoreError
     from veriformer.ablations.running import MismatchError, Run
+    from veriformer.ablations.table.telling import warnings_before as warnings_of_table
     from veriformer.ablations.verdicts.summary import warnings_before
     from veriformer.clusters.opening import ClusterError
     from veriformer.reports.ablation import write_report
 
     err = screen(aside=True)
-    if lists:
-        return _list(form)
-    asked = {"studies": studies, "seeds": seeds, "device": device, "tasks": tasks, "variants": variants,
-             "max_memory": max_memory, "stack": stack}  # fmt: skip
+    asked = {"studies": studies, "seeds": seeds, "first_seed": first_seed, "device": device, "tasks": tasks,
+             "variants": variants, "max_memory": max_memory, "stack": stack}  # fmt: skip
     path = out / "trials.sqlite"
     try:
         if resume and not path.exists():
@@ -92,23 +108,26 @@ def ablate(
             )
         with Store(path) as store:
             settings = _settings(asked, store.last_settings() if resume else None, path)
-            chosen, measurements = _choose(settings)
+            chosen, measurements, design = _choose(settings)
             _check_device(settings["device"], cluster)
             if resume:
                 err.print(f"going on with: {_command(settings, cluster)}")
-            grouping = Grouping(settings["device"], settings["max_memory"] * 2**30, settings["stack"])
-            run = Run(chosen, measurements, settings["seeds"], grouping, store)
+            grouping = Grouping(
+                settings["device"], settings["max_memory"] * 2**30, settings["stack"], settings["first_seed"]
+            )
+            seeds = settings["seeds"] or SEEDS
+            run = Run(chosen, measurements, seeds, grouping, store, design=design, work=_work(chosen))
             store.begin(settings)
-            for study in chosen:
-                for warning in warnings_before(study, settings["seeds"]):
-                    err.print(warning, style="yellow")
+            told = warnings_of_table(design) if design else []
+            for warning in (*told, *(line for study in chosen for line in warnings_before(study, seeds))):
+                err.print(warning, style="yellow")
             processes = jobs or (2 if settings["device"] == "cuda" else os.cpu_count() or 1)
             interrupted, measured = False, {}
             try:
                 if run.left:
                     with open_executor(cluster, min(processes, len(run.left)), out / "submitit") as executor:
                         _train(run, executor, ahead=64 if cluster else 2 * processes, err=err)
-                measured = {m.name: _measure(m, settings, err) for m in measurements}
+                measured = {m.name: _measure(m, settings["device"], seeds, err) for m in measurements}
             except KeyboardInterrupt:
                 interrupted = True
                 err.print("interrupted: every finished trial is stored; go on with --resume")
@@ -129,11 +148,12 @@ def ablate(
 
 def _settings(asked: dict[str, Any], last: dict[str, Any] | None, path: Path) -> dict[str, Any]:
     """Return what the run is about: as asked, else as the last run of the store to be resumed, else the defaults."""
+    from veriformer.ablations.execution.plan import FIRST_SEED
     from veriformer.ablations.execution.store import StoreError
     from veriformer.ablations.studies import DEFAULT
 
-    usual = {"studies": list(DEFAULT), "seeds": 12, "device": "cpu", "tasks": [], "variants": [], "max_memory": 4.0,
-             "stack": None}  # fmt: skip
+    usual = {"studies": list(DEFAULT), "seeds": None, "first_seed": FIRST_SEED, "device": "cpu", "tasks": [],
+             "variants": [], "max_memory": 4.0, "stack": None}  # fmt: skip
     before = {**usual, **(last or {})}
     for name, is_sound in _CHOSEN.items():
         if not is_sound(before[name]):
@@ -141,33 +161,55 @@ def _settings(asked: dict[str, Any], last: dict[str, Any] | None, path: Path) ->
                 f"{path} is damaged: the {name} of its last run are {shown(before[name])}; run without --resume"
             )
     told = {name: before[name] if asked[name] in (None, ()) else asked[name] for name in _CHOSEN}
-    if not 1 <= told["seeds"] <= MOST_SEEDS:
+    if told["seeds"] is not None and not 1 <= told["seeds"] <= MOST_SEEDS:
         raise click.UsageError(
-            f"--seeds was {told['seeds']}; at least 1 is required, 12 are the default, {MOST_SEEDS} the most"
+            f"--seeds was {told['seeds']}; at least 1 is required, {SEEDS} are the default, {MOST_SEEDS} the most"
         )
     return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
-def _choose(settings: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the studies and the measurements, cut down to the tasks and variants asked for."""
-    from veriformer.ablations.studies import MEASUREMENTS, STUDIES
+def _choose(settings: dict[str, Any]) -> tuple[list[Any], list[Any], Any]:
+    """Return the studies, the measurements and the table's design, cut down to the tasks and variants asked for."""
+    from veriformer.ablations.execution.plan import FIRST_SEED
+    from veriformer.ablations.studies import MEASUREMENTS, STUDIES, TABLE
+    from veriformer.ablations.table.design import Design
+    from veriformer.cli.own_studies import is_target, load_studies
 
-    known = [*STUDIES, *MEASUREMENTS]
+    known = [TABLE, *STUDIES, *MEASUREMENTS]
+    studies = []
+    others = plugged().studies if any(not is_target(n) and n not in known for n in settings["studies"]) else {}
+    known += others
     for name in settings["studies"]:
+        if is_target(name) or name in others:
+            studies += load_studies(others[name]["target"] if name in others else name)
+            continue
         _must_be_known("study", name, known)
-    studies = [STUDIES[name] for name in settings["studies"] if name in STUDIES]
+        studies += [STUDIES[name]] if name in STUDIES else []
+    for name in (names := [s.name for s in studies]):
+        if names.count(name) > 1:
+            raise click.UsageError(f"two studies are called {name!r}; run them one after the other, or rename one")
+    asked = settings.get("seeds")
+    seeds = {"seeds": asked, "control_seeds": asked} if asked else {}
+    design = (
+        Design(**seeds, first_seed=settings.get("first_seed", FIRST_SEED)) if TABLE in settings["studies"] else None
+    )
+    tabled = (list(design.tasks), ["+".join(r) for r in design.removed if r]) if design else ([], [])
     for task in settings["tasks"]:
-        _must_be_known("task", task, dict.fromkeys(t for s in studies for t in s.tasks))
+        _must_be_known("task", task, dict.fromkeys([*tabled[0], *(t for s in studies for t in s.tasks)]))
     for variant in settings["variants"]:
-        _must_be_known("variant", variant, dict.fromkeys(v.name for s in studies for v in s.variants))
-    cut = []
-    for study in studies:
-        tasks = tuple(t for t in study.tasks if not settings["tasks"] or t in settings["tasks"])
-        base, *others = study.variants
-        kept = [v for v in others if not settings["variants"] or v.name in settings["variants"]]
-        if tasks:
-            cut.append(replace(study, tasks=tasks, variants=(base, *kept)))
-    return cut, [MEASUREMENTS[name] for name in settings["studies"] if name in MEASUREMENTS]
+        _must_be_known("variant", variant, dict.fromkeys([*tabled[1], *(v.name for s in studies for v in s.variants)]))
+    if design is not None:
+        design = design.cut(settings["tasks"], settings["variants"])
+    cut = [part for s in studies if (part := s.cut(settings["tasks"], settings["variants"])) is not None]
+    return cut, [MEASUREMENTS[name] for name in settings["studies"] if name in MEASUREMENTS], design
+
+
+def _work(studies: list[Any]) -> Callable[..., dict[str, Any]]:
+    """Return what a worker does with a job: train it; where a study is the user's own, load that first."""
+    from veriformer.ablations.execution.work import train_job
+    from veriformer.cli.own_studies import train
+
+    return train if any(study.code for study in studies) else train_job
 
 
 def _must_be_known(what: str, name: str, known: Iterable[str]) -> None:
@@ -198,7 +240,7 @@ def _progress(err: Console) -> Progress:
 
 def _train(run: Any, executor: Any, ahead: int, err: Console) -> None:
     """Train what is left, with trials done, failed and the time left on the screen."""
-    stored = run.trials - sum(len(job.trials) for job in run.left)
+    stored = run.done
     if stored:
         err.print(f"{stored} of {run.trials} trials are in the store already")
     with _progress(err) as progress:
@@ -207,20 +249,24 @@ def _train(run: Any, executor: Any, ahead: int, err: Console) -> None:
             failed = sum(run.failures.values())
             progress.update(bar, advance=len(job.trials), failed=f"{failed} failed" if failed else "")
     for reason, count in run.failures.items():
-        err.print(f"{count} trials failed: {reason}")
+        seeds, frames = run.faults.get(reason, ((), ""))
+        of = f" (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})" if seeds else ""
+        err.print(f"{count} trial{'s' * (count > 1)} failed: {reason}{of}", markup=False, highlight=False)
+        if frames:
+            err.print(frames, markup=False, highlight=False)
 
 
-def _measure(measurement: Any, settings: dict[str, Any], err: Console) -> list[dict[str, Any]]:
+def _measure(measurement: Any, device: str, seeds: int, err: Console) -> list[dict[str, Any]]:
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with _progress(err) as progress:
-            total = measurement.count(settings["device"])
+            total = measurement.count(device)
             return list(
                 progress.track(
-                    measurement.points(settings["device"], settings["seeds"]),
+                    measurement.points(device, seeds),
                     task_id=progress.add_task(measurement.name, total=total, failed=""), total=total,
                 )
             )  # fmt: skip
@@ -230,7 +276,13 @@ def _measure(measurement: Any, settings: dict[str, Any], err: Console) -> list[d
 
 def _command(settings: dict[str, Any], cluster: str | None) -> str:
     """Return the command that gives the same numbers; where they are stored and how many work is left out."""
-    words = ["veriformer", "ablate", *settings["studies"], "--seeds", str(settings["seeds"])]
+    from veriformer.ablations.execution.plan import FIRST_SEED
+
+    words = ["veriformer", "ablate", *settings["studies"]]
+    if settings["seeds"] is not None:
+        words += ["--seeds", str(settings["seeds"])]
+    if settings["first_seed"] != FIRST_SEED:
+        words += ["--first-seed", str(settings["first_seed"])]
     if settings["device"] != "cpu":
         words += ["--device", settings["device"]]
     for name in ("task", "variant"):
@@ -247,14 +299,20 @@ def _command(settings: dict[str, Any], cluster: str | None) -> str:
 
 def show(record: dict[str, Any]) -> None:
     """Print every study's table with what was predicted and what is certain."""
-    from veriformer.reports.ablation_tables import noise_line, table, theorems
+    from veriformer.reports.ablation_parts import told_on_a_screen
+    from veriformer.reports.ablation_tables import counts_of, family_line, noise_line, table, theorems
     from veriformer.reports.figure_style import provenance
     from veriformer.reports.measurement_figures import lines
 
+    if record.get("table"):
+        for line in told_on_a_screen(record["table"]):
+            say(line)
     for study in record["studies"]:
-        say(f"\n{study['name']}: {study['question']}")
+        say(f"\n{study['name']}: {study['question']}" if study["question"] else f"\n{study['name']}")
+        for note in study.get("notes", ()):
+            say(note)
         if study["rows"]:
-            say(noise_line(study))
+            say(f"{noise_line(study)}; {family_line(study)}")
             say(table(study, "simple", whole=False))
         for line in [*theorems(study), *lines(study)]:
             say(line)
@@ -263,27 +321,25 @@ def show(record: dict[str, Any]) -> None:
     say(f"\n{provenance(record)}")
     told = [p["outcome"] for s in record["studies"] for r in s["rows"] for p in r["predictions"]]
     if told:
-        counts = ", ".join(f"{told.count(o)} {o}" for o in ("confirmed", "contradicted", "undecided"))
-        say(f"predictions: {counts}")
+        say(f"predictions: {counts_of(told)}")
 
 
 def status_of(record: dict[str, Any]) -> int:
     """Return 1 when a theorem does not hold on a trained model, 2 when trials are missing, else 0."""
     rows = [row for study in record["studies"] for row in study["rows"]]
+    rows += [line for row in (record.get("table") or {"rows": []})["rows"] for line in row["devices"].values()]
     if any(not check["holds"] for row in rows for check in row["checks"].values()):
         return VIOLATED
     return UNFINISHED if record["trials"]["missing"] else 0
 
 
 def _list(form: str) -> int:
-    from veriformer.ablations.studies import DEFAULT, MEASUREMENTS, STUDIES
-
-    known: list[Any] = [*STUDIES.values(), *MEASUREMENTS.values()]
-    told = [{"name": s.name, "question": s.question, "default": s.name in DEFAULT} for s in known]
+    told = [*known_studies(), *plugged().studies.values()]
     if form == "json":
         say(json.dumps(told, indent=1))
     else:
         for study in told:
-            say(f"{'*' if study['default'] else ' '} {study['name']:<18} {study['question']}")
+            origin = f" [{study['origin']}]" if "origin" in study else ""
+            say(f"{'*' if study['default'] else ' '} {study['name']:<18} {study['question']}{origin}")
         say("* run by `veriformer ablate` without an argument")
     return 0

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 
 from veriformer.properties.known.deviations import DeviationsError, apply_deviations, read_deviations, stale
-from veriformer.properties.known.editing import pruned, read_or_empty, recorded
 from veriformer.properties.results.records import Report
 from veriformer.reports.records import write_text
 
@@ -69,6 +68,8 @@ class DeviationsFile:
         apply_deviations(report, self.known)
         if self.path is None or not (self.prune or self.update):
             return
+        from veriformer.properties.known.editing import pruned, read_or_empty, recorded  # imports a library of its own
+
         text, unneeded = read_or_empty(self.path), stale(report, self.known)
         if self.prune:
             text, count = pruned(text, unneeded)

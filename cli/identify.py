@@ -11,29 +11,35 @@ from rich.text import Text
 from tabulate import tabulate
 
 from veriformer.cli.options import DEVICE, SEED
+from veriformer.cli.plugged import with_plugins
 from veriformer.cli.processes.asking import Lost, Pool, RefusedError, Task, warm_up
 from veriformer.cli.processes.loading import load_all
+from veriformer.cli.saying import said, saying_options
 from veriformer.cli.speaking import say, screen
 from veriformer.reports.anatomy import tree_of
-from veriformer.reports.readable import cleaned
+from veriformer.reports.readable import as_name, cleaned
 
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@saying_options
 @click.option("--device", type=DEVICE, default="cpu", show_default=True, help="cpu or cuda")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int:
+def identify(
+    targets: tuple[str, ...], kind: str | None, declares: dict[str, Any], device: str, seed: int, form: str
+) -> int:
     """Say what TARGETs are: causal, windowed, where positions and norms stand, their scale, what is coupled.
 
     What is seen is set beside what is declared; `veriformer check` judges both. Then what flows inside, part by part,
     as the measured numbers tell it. Exit status: 0, or 2 where nothing could be seen.
     """
     warm_up()
-    settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0}
+    settings = {"profile": "quick", "seed": seed, "device": device, "dtypes": (), "call_seconds": 30.0,
+                **said(kind, declares)}  # fmt: skip
     records: list[dict[str, Any]] = []
     try:
-        with Pool(1, settings, 8.0) as pool:
+        with Pool(1, with_plugins(settings), 8.0) as pool:
             for one in load_all(pool, targets)[0]:
                 if one.why is not None:
                     head = {"name": one.target, "kind": "unknown", "target": one.target, "declared": {}}
@@ -55,7 +61,7 @@ def identify(targets: tuple[str, ...], device: str, seed: int, form: str) -> int
 
 
 def _task(described: dict[str, Any], records: list[dict[str, Any]]) -> Task:
-    head = {"name": cleaned(described["name"]), "kind": described["kind"], "target": described["target"]}
+    head = {"name": as_name(described["name"]), "kind": described["kind"], "target": described["target"]}
 
     def done(answer: dict[str, Any]) -> None:
         records.append({**head, "declared": cleaned(described["facts"]), **cleaned(answer)})

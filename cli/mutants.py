@@ -12,8 +12,10 @@ import click
 
 from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.options import FOLDER, PROCESSES, SECONDS, SEED
+from veriformer.cli.plugged import plugged, with_plugins
 from veriformer.cli.processes.apart import Apart, Call
-from veriformer.cli.processes.elsewhere import ApartElsewhere
+from veriformer.cli.processes.asking import NO_ANSWER, Judges, Pool
+from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
@@ -22,6 +24,7 @@ from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 from veriformer.reports.readable import cleaned
 
 _JUDGING = "veriformer.tests.mutants.judging"
+_GIB = 8.0  # for each process; a mutant takes a tenth of it
 
 
 @click.command()
@@ -57,39 +60,45 @@ def mutants(
     from veriformer import properties, reference
     from veriformer.tests import mutants as zoo
     from veriformer.tests.mutants import all_faults
-    from veriformer.tests.mutants.judging import judge_fault, judge_source
     from veriformer.tests.mutants.source import all_source_mutants
 
-    wanted = {**dict.fromkeys(all_faults(), False), **dict.fromkeys(all_source_mutants(), True)}
+    added = plugged()
+    wanted = dict.fromkeys([*all_faults(), *added.faults], False) | dict.fromkeys(all_source_mutants(), True)
     if only:
         chosen = {i: made for word in only for i, made in _matching(word, wanted).items()}
     else:
         chosen = {i: made for i, made in wanted.items() if source or not made}
     err = screen(aside=True)
-    store = JudgedStore(out / "judged.jsonl", f"{profile} {seed} {fingerprint((properties, reference, zoo))}")
+    code = f"{fingerprint((properties, reference, zoo))}{added.code}"
+    store = JudgedStore(out / "judged.jsonl", f"{profile} {seed} {code}")
     rows = {} if fresh else {i: row for i, row in store.read().items() if i in chosen and _is_whole(row)}
     if rows:
         err.print(f"{len(rows)} of {len(chosen)} mutants were judged before ({store.path}); --fresh judges them again")
-    calls: dict[str, Call] = {
-        i: (judge_source if made else judge_fault, (i, profile, seed)) for i, made in chosen.items() if i not in rows
-    }
-    size = workers or min(os.cpu_count() or 1, 4)
-    way: Apart | ApartElsewhere = Apart("mutants", size, mutant_seconds, preload=[_JUDGING])
+    calls = {
+        i: Call(f"{_JUDGING}:{'judge_source' if made else 'judge_fault'}", (i, profile, seed), (_JUDGING,))
+        for i, made in chosen.items() if i not in rows
+    }  # fmt: skip
+    settings = {"profile": profile, "seed": seed, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
+    settings = with_plugins(settings)
+    judges: Judges = Pool(workers or min(os.cpu_count() or 1, 4), settings, _GIB)
     if cluster is not None:
-        there = workers_of(cluster, workers, seconds=mutant_seconds, folder=out)
-        way = ApartElsewhere(there, "mutants", mutant_seconds, preload=[_JUDGING])
+        there = workers_of(cluster, workers, seconds=mutant_seconds, max_memory=_GIB, folder=out)
+        judges = PoolElsewhere(there, settings, _GIB)
     interrupted, unwritten = False, Unwritten()
     try:
-        for name, row, told in way.run(calls, err):
-            rows[name] = cleaned(row or _row(name, chosen[name], mutant_seconds, told))
-            with unwritten.attempt(f"the row of {name}", asked=False):
-                store.append(name, rows[name])
+        with judges:
+            for ended in Apart(judges, "mutants", mutant_seconds).run(calls, err):
+                name = ended.name
+                why = ended.why or f"{NO_ANSWER} while it was judged"
+                is_row = ended.row is not None and _is_whole(ended.row)
+                rows[name] = cleaned(ended.row if is_row else _row(name, chosen[name], mutant_seconds, why))
+                with unwritten.attempt(f"the row of {name}", asked=False):
+                    store.append(name, rows[name])
     except KeyboardInterrupt:
         err.print("interrupted: what follows is what was known by then; the same command goes on from there")
         interrupted = True
-    matrix = kill_matrix(
-        [rows[i] for i in chosen if i in rows], _properties(), whole=not only, profile=profile, seed=seed
-    )
+    judged = [rows[i] for i in chosen if i in rows]
+    matrix = kill_matrix(judged, [*_properties(), *added.levels], whole=not only, profile=profile, seed=seed)
     if form == "json":
         say(json.dumps(without_changing(matrix) if stable else matrix, indent=1))
     elif form == "markdown":

@@ -1,4 +1,4 @@
-"""What options take: numbers that are numbers, devices that there are, folders that can be written to."""
+"""What options take, from the command line or the project: numbers, devices that there are, folders to write to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from veriformer.cli.project import SUBJECTS, Project, ProjectError, nearest
 
 
 class Amount(click.ParamType[float]):
@@ -66,6 +69,30 @@ class Folder(click.ParamType[Path]):
         if reason:
             self.fail(f"{str(value)!r} cannot be written to: {reason}; name another folder", param, ctx)
         return path
+
+
+class OfAProject(click.Command):
+    """A command whose options take what the pyproject.toml says where they are not given; `Context.obj` is the file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the file, then the arguments."""
+        if not {*args} & {*ctx.help_option_names}:
+            try:
+                ctx.obj = nearest(Path.cwd())
+                ctx.default_map = ctx.obj.defaults(self.params)
+            except ProjectError as problem:
+                raise click.UsageError(str(problem), ctx) from None
+        return super().parse_args(ctx, args)
+
+
+def told_of_project(ctx: click.Context | None = None) -> str:
+    """Return which settings of a command (None: that which runs) come from a pyproject.toml; "" where none does."""
+    ctx = ctx or click.get_current_context()
+    project = ctx.find_object(Project)
+    taken = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
+    keys = {p.name: SUBJECTS if isinstance(p, click.Argument) else p.opts[0].lstrip("-") for p in ctx.command.params}
+    named = [keys[name] for name in taken]
+    return f"settings from {project.name}: {', '.join(named)}" if project and named else ""
 
 
 FOLDER, DEVICE = Folder(), Device()

@@ -11,9 +11,8 @@ import click
 
 from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
 from veriformer.properties.results.records import Report
-from veriformer.reports.records import RecordError, write_json, write_text
+from veriformer.reports.records import CASES, RecordError, hide_from_git, write_json, write_text
 
-CASES = Path(".veriformer")
 SCHEMA = "veriformer-counterexample/1"
 
 
@@ -49,6 +48,8 @@ def write_cases(report: Report, folder: Path, settings: dict[str, Any]) -> None:
                 write_text(script, case.script)
             else:
                 script.unlink(missing_ok=True)  # of an earlier version, which is not about this case any more
+    if folder.is_dir():
+        hide_from_git(folder)
 
 
 def how_to_repeat(path: Path, target: str) -> dict[str, str]:

@@ -9,14 +9,16 @@ from typing import Any
 import click
 
 from veriformer.cli.check import DTYPES, NOTHING_JUDGED
+from veriformer.cli.plugged import with_plugins
 from veriformer.cli.processes.asking import Pool, RefusedError, warm_up
 from veriformer.cli.reading import one_sentence, read_record, shown
 from veriformer.cli.recorded import SCHEMA, find_case, how_to_repeat, trusted
 from veriformer.cli.speaking import say, screen
 from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.subject.kinds import KINDS
+from veriformer.reports.failure import print_failure
 from veriformer.reports.readable import cleaned
 from veriformer.reports.records import RecordError
-from veriformer.reports.terminal import print_failure
 
 _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "profile": lambda v: v in PROFILES,
@@ -26,6 +28,11 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "call_seconds": lambda v: type(v) in (int, float) and 0 < v < 1e6,  # which NaN is not
     "named": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
 }
+_SAID: dict[str, Callable[[Any], bool]] = {
+    "kind": lambda v: v in KINDS,
+    "declares": lambda v: isinstance(v, dict) and all(isinstance(n, str) and _is_plain(x) for n, x in v.items()),
+}
+"""Settings that are there where the user said so."""
 _FIELDS = {"property": str, "choices": dict, "settings": dict}
 
 
@@ -44,7 +51,7 @@ def replay(case: str, target: str | None) -> int:
             path = find_case(case)
             record = _checked(read_record(path), path)
         record["target"] = target or trusted(record.get("target"), path)
-        with Pool(1, record["settings"], 8.0) as pool:
+        with Pool(1, with_plugins(record["settings"]), 8.0) as pool:
             described = {p["id"]: p for p in pool.ask("describe")["properties"]}
             answer = pool.ask(
                 "replay", home=record["target"],
@@ -87,8 +94,9 @@ def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
                 f"{path} is no recorded case: its choice {shown(name)} is {shown(value)}; "
                 "it must be a number, a word or a list of them"
             )
+    known = _SETTINGS | _SAID
     for name, value in record["settings"].items():
-        if name not in _SETTINGS or not _SETTINGS[name](value):
+        if name not in known or not known[name](value):
             raise RecordError(f"{path} is no recorded case: its setting {name!r} is {shown(value)}")
     if missing := [name for name in _SETTINGS if name not in record["settings"]]:
         raise RecordError(f"{path} is no recorded case: its setting {missing[0]!r} is missing")

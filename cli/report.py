@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from veriformer.cli.extras import insist_on
 from veriformer.cli.options import FOLDER
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.reports.formats import FORMATS, write_all
@@ -25,11 +26,9 @@ def report(file: Path, form: str, out: Path | None) -> int:
     """
     from veriformer.cli.ablate import show, status_of
     from veriformer.cli.reading import one_sentence, read_record
-    from veriformer.cli.recorded import CASES
     from veriformer.properties.results.reading import whole
-    from veriformer.reports.ablation import FORMAT, write_report
     from veriformer.reports.readable import cleaned
-    from veriformer.reports.records import RecordError
+    from veriformer.reports.records import ABLATION, CASES, RecordError
     from veriformer.reports.schema import insist
 
     unwritten = Unwritten()
@@ -39,8 +38,11 @@ def report(file: Path, form: str, out: Path | None) -> int:
             if str(record.get("schema", "")).startswith("veriformer-report/"):
                 insist(record, str(file))
                 return _show_report(whole(cleaned(record)), form, out, file.parent / CASES)
-            if record.get("format") != FORMAT:
-                raise RecordError(f"{file} is neither a veriformer-report/1 nor a {FORMAT}; give the file of a run")
+            if record.get("format") != ABLATION:
+                raise RecordError(f"{file} is neither a veriformer-report/1 nor a {ABLATION}; give the file of a run")
+            insist_on("ablate", "a report of an ablation")
+            from veriformer.reports.ablation import write_report
+
             record = cleaned(record)
             show(record)
             if out is not None:
@@ -55,7 +57,8 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     from veriformer.cli.recorded import how_to_repeat
     from veriformer.cli.unjudged import print_unjudged
     from veriformer.properties.results.reading import report_of
-    from veriformer.reports.terminal import print_failure, print_report
+    from veriformer.reports.failure import print_failure
+    from veriformer.reports.terminal import print_report
     from veriformer.reports.verdicts import shown_in_full, told_by
 
     unwritten = Unwritten()
@@ -68,12 +71,14 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
         return unwritten.status(report_of(record).exit_status)
     console = screen()
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
-    print_report(console, print_unjudged(console, record), {}, size)
+    statements = {name: told["statement"] for name, told in record["properties"].items()}
+    print_report(console, print_unjudged(console, record), statements, size)
     for subject in record["subjects"]:
         others = told_by(subject)
         for result in shown_in_full(subject):
             name = result["counterexample"]["id"]
             is_name = re.fullmatch("[0-9a-f]+", name) is not None
             repeated = how_to_repeat(cases / f"{name if is_name else 'none'}.json", subject["target"])
-            print_failure(console, result, "", subject["name"], also=others.get(result["id"], ()), **repeated)
+            statement, also = statements.get(result["id"], ""), others.get(result["id"], ())
+            print_failure(console, result, statement, subject["name"], also=also, **repeated)
     return unwritten.status(report_of(record).exit_status)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,24 @@ from rich.console import Console
 from veriformer.cli.cluster import cluster_option, workers_of
 from veriformer.cli.deviating import DeviationsFile, deviation_options
 from veriformer.cli.options import FOLDER, GIBIBYTES, PROCESSES, SECONDS, SEED
+from veriformer.cli.plugged import plugged, with_plugins
 from veriformer.cli.processes.apart import Apart, Call
-from veriformer.cli.processes.elsewhere import ApartElsewhere
+from veriformer.cli.processes.asking import NO_ANSWER, Judges, Pool, RefusedError
+from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
+from veriformer.cli.processes.loading import load_all
+from veriformer.cli.processes.sweeping import modules_of, row_of
+from veriformer.cli.running import Run
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
 from veriformer.properties.known.deviations import DeviationsError
 from veriformer.properties.results.reading import subject_of
-from veriformer.properties.results.records import Report
+from veriformer.properties.results.records import Report, SubjectReport, plain
 from veriformer.reports.compliance import compliance, print_compliance, write_compliance
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.readable import cleaned
-from veriformer.reports.records import RecordError, write_json
-from veriformer.reports.schema import insist
-
-_SHARED_PROCESS = 25  # models that share a process, so that a library is not imported anew for each
+from veriformer.reports.records import write_json
+from veriformer.reports.schema import is_subject
 
 
 @click.command()
@@ -82,47 +85,41 @@ def sweep(
         deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=level == "all"
     )
     started = time.perf_counter()
-    size = workers or min(os.cpu_count() or 1, 4)
-    way: Apart | ApartElsewhere = Apart("models", size, model_seconds, tasks_a_process=_SHARED_PROCESS)
+    settings = {"profile": profile, "seed": seed, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
+    settings, added = with_plugins(settings), plugged()
+    judges: Judges = Pool(workers or min(os.cpu_count() or 1, 4), settings, max_memory)
     if cluster is not None:
         there = workers_of(cluster, workers, seconds=model_seconds, max_memory=max_memory, folder=out)
-        way = ApartElsewhere(there, "models", model_seconds, tasks_a_process=_SHARED_PROCESS)
-    targets, versions = _targets(libraries, way, err)
-    key = f"{level} {profile} {seed} {sorted(versions.items())} {fingerprint((properties, reference))}"
-    store = JudgedStore(out / "judged.jsonl", key)
-    rows = {} if fresh else {t: row for t, row in store.read().items() if t in targets and _is_whole(row)}
-    if rows:
-        err.print(f"{len(rows)} of {len(targets)} models were judged before ({store.path}); --fresh judges them again")
-    interrupted, unwritten = False, Unwritten()
-    from veriformer.cli.processes.sweeping import judge_canaries, judge_target
+        judges = PoolElsewhere(there, settings, max_memory)
+    rows: dict[str, dict[str, Any]] = {}
+    targets: list[str] = []
+    interrupted, unwritten, report = False, Unwritten(), Report([], seed, profile)
+    with judges:
+        way = Apart(judges, "models", model_seconds)
+        try:
+            targets, report.versions = _targets(libraries, way, err)
+            versions = sorted(report.versions.items())
+            key = f"{level} {profile} {seed} {versions} {fingerprint((properties, reference))}{added.code}"
+            store = JudgedStore(out / "judged.jsonl", key)
+            rows |= {} if fresh else {t: row for t, row in store.read().items() if t in targets and _is_whole(row)}
+            if rows:
+                told = f"{len(rows)} of {len(targets)} models were judged before ({store.path})"
+                err.print(f"{told}; --fresh judges them again")
 
-    def judged(target: str, row: dict[str, Any] | None, told: str) -> None:
-        rows[target] = cleaned(row or {"subject": None, "error": told})
-        with unwritten.attempt(f"the row of {target}", asked=False):
-            store.append(target, rows[target])
-
-    try:
-        calls: dict[str, Call] = {
-            t: (judge_target, (t, level, profile, seed, max_memory)) for t in targets if t not in rows
-        }
-        suspects: dict[str, Call] = {}
-        for target, row, told in way.run(calls, err):
-            if _may_be_a_neighbour(row, told):
-                suspects[target] = calls[target]
-            else:
-                judged(target, row, told)
-        for target, row, told in replace(way, tasks_a_process=1).run(suspects, err):
-            judged(target, row, told)
-    except KeyboardInterrupt:
-        err.print("interrupted: what follows is what was known by then; the same command goes on from there")
-        interrupted = True
-    report = Report([], seed, profile)
-    report.versions |= versions
-    report.subjects += [subject_of(rows[t]["subject"]) for t in targets if t in rows and rows[t]["subject"]]
-    if report.subjects and not interrupted:
-        kinds = sorted({s.kind for s in report.subjects})
-        for _, answer, told in way.run({"canaries": (judge_canaries, (kinds, level, profile, seed))}, err):
-            report.canaries = answer or {"sent": 1, "caught": 0, "missed": [told]}
+            for target, row in _judged([t for t in targets if t not in rows], way, level, profile, seed, err):
+                rows[target] = cleaned(row)
+                with unwritten.attempt(f"the row of {target}", asked=False):
+                    store.append(target, rows[target])
+            report.subjects += _subjects(targets, rows)
+            if report.subjects:
+                kinds = sorted({s.kind for s in report.subjects})
+                call = Call("veriformer.cli.processes.sweeping:judge_canaries", (kinds, level, profile, seed))
+                for ended in way.run({"canaries": call}, err):
+                    report.canaries = ended.row or {"sent": 1, "caught": 0, "missed": [ended.why]}
+        except KeyboardInterrupt:
+            err.print("interrupted: what follows is what was known by then; the same command goes on from there")
+            interrupted = True
+            report.subjects = _subjects(targets, rows)
     report.seconds = time.perf_counter() - started
     if not interrupted:
         with unwritten.attempt("the deviations file", DeviationsError):
@@ -144,27 +141,54 @@ def sweep(
     return 130 if interrupted else unwritten.status(report.exit_status)
 
 
-def _is_whole(row: object) -> bool:
-    """Whether a stored row is what a sweep writes; any other counts as not judged."""
-    subject = row.get("subject") if isinstance(row, dict) else row
+def _subjects(targets: Iterable[str], rows: Mapping[str, dict[str, Any]]) -> list[SubjectReport]:
+    return [subject_of(rows[t]["subject"]) for t in targets if t in rows and rows[t]["subject"]]
+
+
+def _judged(
+    targets: Sequence[str], way: Apart, level: str, profile: str, seed: int, err: Console
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the row of each target; one that ended its process is judged again as `check` does, row by row.
+
+    So what ends its process at one property has all the other rows, and one that always does is given up.
+    """
+    judging, falling = "veriformer.cli.processes.sweeping:judge_target", list[str]()
+    calls = {t: Call(judging, (t, level, profile, seed), modules_of(_library_of(t))) for t in targets}
+    for ended in way.run(calls, err):
+        if ended.lost is not None and ended.lost.fell:
+            falling.append(ended.name)
+            continue
+        row = ended.row or {"subject": None, "error": ended.why}
+        if not _is_whole(row):
+            row = {"subject": None, "error": f"{NO_ANSWER} while it was judged"}
+        if row["subject"]:
+            row["subject"]["printed"] = ended.printed
+        yield ended.name, row
+    for target in falling:
+        yield target, _judged_by_rows(target, way, level, profile, seed, err)
+
+
+def _judged_by_rows(target: str, way: Apart, level: str, profile: str, seed: int, err: Console) -> dict[str, Any]:
+    run = Run(profile, seed, "cpu")
     try:
-        if subject is not None:
-            held = {"versions": {}, "seed": 0, "profile": "quick", "device": "cpu", "subjects": [subject]}
-            insist({"schema": "veriformer-report/1", **held}, "a stored row")
-        return isinstance(row, dict) and isinstance(row["error"], str)
-    except (RecordError, KeyError, RecursionError):
+        chosen = way.judges.ask("select", only=(), exclude=(), level=level)
+        loaded, _ = load_all(way.judges, [target], [p["id"] for p in chosen["properties"]])
+        run.judge(way.judges, chosen, loaded, err, with_canaries=False)
+    except RefusedError as problem:
+        return {"subject": None, "error": str(problem)}
+    (part,) = run.report.subjects
+    return row_of(plain(part))
+
+
+def _is_whole(row: object) -> bool:
+    """Whether a row is what judging a model gives; a stored one that is not counts as not judged."""
+    if not isinstance(row, dict) or not isinstance(row.get("error"), str):
         return False
+    return row.get("subject", "") is None or is_subject(row.get("subject"))
 
 
-def _may_be_a_neighbour(row: dict[str, Any] | None, told: str) -> bool:
-    """Whether a model that ran in the same process before may be to blame; it is judged again, alone, then."""
-    why = told or (row or {}).get("error", "")
-    return any(word in why for word in ("process ended", "memory", "bad_alloc", "MemoryError"))
-
-
-def _targets(libraries: tuple[str, ...], way: Apart | ApartElsewhere, err: Console) -> tuple[list[str], dict[str, str]]:
+def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
-    from veriformer.cli.processes.sweeping import names_of
     from veriformer.properties.adapters.libraries import LIBRARIES
 
     named = {word: _library_of(word) for word in libraries}
@@ -173,8 +197,10 @@ def _targets(libraries: tuple[str, ...], way: Apart | ApartElsewhere, err: Conso
     found: dict[str, list[str]] = {}
     versions: dict[str, str] = {}
     asked = dict.fromkeys([*wanted, *(named[w] for w in single)])
-    for library, answer, told in way.run({w: (names_of, (w,)) for w in asked}, err):
-        why = told or (answer or {}).get("error", "")
+    names_of = "veriformer.cli.processes.sweeping:names_of"
+    for ended in way.run({w: Call(names_of, (w,), modules_of(w)) for w in asked}, err):
+        library, answer = ended.name, ended.row
+        why = ended.why or (answer or {}).get("error", "")
         if why and library in libraries:
             raise click.UsageError(why)
         if why:

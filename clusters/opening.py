@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from veriformer.clusters.attempts import Executor
+from veriformer.clusters.safe_path import safe_path_by_environment
 
 CONNECT_SECONDS = 20.0
 """For a scheduler to answer."""
@@ -166,7 +167,9 @@ class _Batch:
         self._followers: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        job, future = self._batch.submit(function, *arguments), Future[Any]()
+        future = Future[Any]()
+        with safe_path_by_environment() as begun:
+            job = self._batch.submit(begun, function, *arguments)
         future.set_running_or_notify_cancel()
         self._followers = [t for t in self._followers if t.is_alive()]
         self._followers.append(threading.Thread(target=_follow, args=(job, future, self._stopped), daemon=True))

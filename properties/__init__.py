@@ -19,18 +19,28 @@ if TYPE_CHECKING:
     from veriformer.properties.checking import check
     from veriformer.properties.engine.property import holds
     from veriformer.properties.parametrizing import parametrize
+    from veriformer.properties.power.canaries import Canary
+    from veriformer.properties.power.faults import Fault, broken_by
+    from veriformer.properties.power.injection import Injected
     from veriformer.properties.results.records import Report, Result
     from veriformer.properties.subject.sizes import DrawnConfig
     from veriformer.properties.subject.subject import Subject
 
-__all__ = ["DrawnConfig", "Report", "Result", "Settings", "Subject", "check", "holds", "parametrize"]
+__all__ = [
+    "Canary", "DrawnConfig", "Fault", "Injected", "Report", "Result", "Settings", "Subject", "broken_by", "check",
+    "holds", "parametrize",
+]  # fmt: skip
 
 _HOMES = {
+    "Canary": "power.canaries",
     "DrawnConfig": "subject.sizes",
+    "Fault": "power.faults",
+    "Injected": "power.injection",
     "Report": "results.records",
     "Result": "results.records",
     "Settings": "bench.profiles",
     "Subject": "subject.subject",
+    "broken_by": "power.faults",
     "check": "checking",
     "holds": "engine.property",
     "parametrize": "parametrizing",

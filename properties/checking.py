@@ -8,6 +8,7 @@ from typing import Any
 
 from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.extending import load_installed
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.run import run
 from veriformer.properties.judging.showing import progress
@@ -53,7 +54,9 @@ def check(
         ValueError: a kind, fact or profile does not exist.
         KeyError: a property does not exist.
         DeviationsError: the deviations file cannot be relied on.
+        PluginError: a plug-in that is installed cannot be taken.
     """
+    load_installed()
     subject = as_subject(thing, kind=kind, **declares)
     known = read_deviations(None if deviations is None else Path(deviations))
     settings = Settings(profile=profile, seed=seed, device=device or subject.device, named=tuple(only))

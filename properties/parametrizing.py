@@ -10,10 +10,11 @@ import pytest
 from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
+from veriformer.properties.extending import load_installed
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.known.deviations import Deviations, apply_deviations, read_deviations
-from veriformer.properties.results import records as r
+from veriformer.properties.pytest_plugin import conclude
 from veriformer.properties.results.records import Report, Result, SubjectReport
 from veriformer.properties.targets import at_home
 
@@ -44,6 +45,7 @@ def parametrize(
         from veriformer.properties import parametrize
         test_my_model = parametrize(MyModel, causal=True)
     """
+    load_installed()
     several = isinstance(thing, list | tuple)
     subjects = [as_subject(one, kind=kind, **declares) for one in (thing if several else [thing])]
     rows = [
@@ -73,18 +75,7 @@ def settle(judge: Judge, prop: Property, known: Deviations | None = None) -> Non
     """
     with at_home(judge.subject.target):
         result = judged_with_requirements(judge, prop, known)
-    conclude(result, prop, judge.subject.name)
-
-
-def conclude(result: Result, prop: Property, subject: str) -> None:
-    """End the running test as the outcome of a property on a subject says."""
-    if result.outcome == r.PASS:
-        return
-    if result.outcome == r.NOT_APPLICABLE:
-        pytest.skip(result.reason)
-    if result.outcome == r.DEVIATION:
-        pytest.xfail(result.reason)
-    pytest.fail(describe(result, prop, subject), pytrace=False)
+    conclude(result, prop.statement, judge.subject.name)
 
 
 def judged_with_requirements(judge: Judge, prop: Property, known: Deviations | None = None) -> Result:
@@ -98,20 +89,3 @@ def judged_with_requirements(judge: Judge, prop: Property, known: Deviations | N
     report = Report([part], settings.seed, settings.profile, settings.device)
     apply_deviations(report, known or read_deviations(None))
     return result
-
-
-def describe(result: Result, prop: Property, subject: str) -> str:
-    """Return the failure as text: the claim, the smallest case, numbers, and the likely cause."""
-    lines = [f"{result.outcome} {prop.id} on {subject}", prop.statement, result.reason]
-    case = result.counterexample
-    if case is not None:
-        drawn = " ".join(f"{k}={v}" for k, v in case.choices.items() if k != "config")
-        lines += [
-            f"  case      {drawn} {f'({case.sizes})' if case.sizes else ''}".rstrip(),
-            f"  expected  {case.expected}",
-            f"  got       {case.got}{f' at index {case.index}' if case.index else ''}",
-            f"  error     {case.error:.3g}, tolerance {case.tolerance:.3g}",
-            *([f"  path      {case.path}"] if case.path else []),
-            *([f"  likely    {case.cause}"] if case.cause else []),
-        ]
-    return "\n".join(line for line in lines if line.strip())

@@ -1,26 +1,19 @@
-"""The pytest plugin: `pytest --subject TARGET` adds one test a property. Inert without the option; loads no torch."""
+"""The pytest plugin: marks for the tests of properties, and how such a test fails. Loads no torch.
+
+`pytest --veriformer TARGET` is the command's door and judges as it does: pytest finds it by the name below.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib import resources
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from veriformer.properties.engine.property import Property
-    from veriformer.properties.judging.judge import Judge
+from veriformer.properties.results import records as r
+from veriformer.properties.results.records import Result
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
-    group = parser.getgroup("veriformer")
-    group.addoption("--subject", action="append", default=[], metavar="TARGET",
-                    help="judge package.module:attribute, path/file.py:attribute, or a shipped name")  # fmt: skip
-    group.addoption("--subject-profile", default="standard", help="quick, standard or thorough (default: standard)")
-
+pytest_plugins = ("veriformer.cli.testing.plugin",)
 
 LEVELS = {
     "core": "a property whose failure is a defect",
@@ -32,50 +25,55 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marks of every test of a property: its level, and its family."""
     recorded = resources.files("veriformer.properties.judging").joinpath("faults_killed.json")
     families = dict.fromkeys(i.partition(".")[0] for i in json.loads(recorded.read_text(encoding="utf-8")))
+    families["subject"] = None  # of the row of a target that cannot be loaded
     for name, told in {**LEVELS, **{f: f"a property of the family {f}" for f in families}}.items():
         config.addinivalue_line("markers", f"{name}: {told}")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the items of every target."""
-    for target in config.getoption("--subject"):
-        items.extend(_items(session, target, config.getoption("--subject-profile")))
+class Unheld(pytest.fail.Exception):  # type: ignore[name-defined,misc]  # it is made at run time
+    """A property does not hold: ends a test without a traceback, which would lead through this package.
+
+    Attributes:
+        result: what was found.
+        statement: of the property.
+        subject: its name.
+        target: how the command line names it; "" where it does not.
+    """
+
+    def __init__(self, result: Result, statement: str, subject: str, target: str) -> None:
+        super().__init__(describe(result, statement, subject), pytrace=False)
+        self.result, self.statement, self.subject, self.target = result, statement, subject, target
 
 
-def _items(session: pytest.Session, target: str, profile: str) -> Iterator[pytest.Item]:
-    from veriformer.properties.adapters.target import TargetError
-    from veriformer.properties.bench.profiles import Settings
-    from veriformer.properties.judging.catalogue import select
-    from veriformer.properties.judging.judge import Judge
-    from veriformer.properties.targets import load
+def conclude(result: Result, statement: str, subject: str, target: str = "") -> None:
+    """End the running test as the outcome of a property on a subject says.
 
-    try:
-        subjects, settings = load(target), Settings(profile=profile)
-    except (TargetError, ValueError) as problem:
-        raise pytest.UsageError(str(problem)) from None
-    for subject in subjects:
-        judge = Judge(subject, settings)
-        for prop in select():
-            if subject.kind in prop.kinds:
-                yield PropertyItem.from_parent(session, name=f"{subject.target}[{prop.id}]", judge=judge, prop=prop)
+    A declared deviation is an expected failure; a property that does not apply is skipped with its reason.
+
+    Args:
+        result: of the property.
+        statement: of the property.
+        subject: its name.
+        target: how the command line names it; "" where it does not.
+
+    Raises:
+        Unheld: it does not hold, or could not be judged.
+    """
+    if result.outcome == r.PASS:
+        return
+    if result.outcome == r.NOT_APPLICABLE:
+        pytest.skip(result.reason)
+    if result.outcome == r.DEVIATION:
+        pytest.xfail(result.reason)
+    raise Unheld(result, statement, subject, target)
 
 
-class PropertyItem(pytest.Item):
-    """One property of one subject as a test."""
+def describe(result: Result, statement: str, subject: str) -> str:
+    """Return the failure as text: the claim, the smallest case, numbers, the influence map, the likely cause."""
+    from veriformer.reports.failure import failure_text  # what a passing test does not pay for
+    from veriformer.reports.readable import cleaned
 
-    def __init__(self, *, judge: Judge, prop: Property, **given: Any) -> None:
-        super().__init__(**given)
-        self.judge, self.prop = judge, prop
-        for mark in (prop.level, prop.family):
-            self.add_marker(mark)
-
-    def runtest(self) -> None:
-        """Judge it."""
-        from veriformer.properties.parametrizing import settle
-
-        settle(self.judge, self.prop)
-
-    def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Return where the item stands: the target itself."""
-        return self.path, None, self.name
+    head = f"{result.outcome} {result.id} on {subject}: {result.reason}"
+    if result.counterexample is None:
+        return f"{head}\n{statement}"
+    return f"{head}\n\n{failure_text(cleaned(r.plain(result)), statement, subject)}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from veriformer.properties.adapters.contents import the_one_in
 from veriformer.properties.adapters.homes import Home, Surroundings, home_at, is_home
 from veriformer.properties.adapters.places import Place
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
@@ -20,34 +21,67 @@ if TYPE_CHECKING:
     from veriformer.properties.subject.subject import Subject
 
 
-def load(target: str, base: Path | None = None) -> list[Subject]:
+def load(
+    target: str, base: Path | None = None, *, kind: str | None = None, declares: Mapping[str, Any] | None = None
+) -> list[Subject]:
     """Return the subjects that a target names.
 
     Args:
         target: `reference` or `torch` for all shipped subjects of that library, `reference:decoder-rotary` for one,
             `package.module:attribute` or `path/file.py:attribute` for anybody's: a Subject, a factory of one or of
-            several (`attribute[2]` for one of them), a module class, or an instance.
+            several (`attribute[2]` for one of them), a module class, or an instance. `path/file.py` alone where one
+            thing in it can be judged that nothing else in it is made of.
         base: folder that relative paths start from; None for the current one.
+        kind: what it is, where that cannot be told, or is told wrong; a key of `KINDS`.
+        declares: facts to declare beside those that it has.
 
     Raises:
         TargetError: it names nothing that can be checked.
     """
     word = Target.parse(target)
     if word.kind == LIBRARY:
-        return _shipped(word.place, word.attribute)
+        return [_declaring(s, kind, declares) for s in _shipped(word.place, word.attribute)]
     all_of_it = replace(word, index=None)
-    folder, place = _stands(word, base)
-    with home_at(folder).entered(place):
-        surroundings = Surroundings()
-        module = _imported(word, home_at(folder), place)
-        surroundings.put_back()
-        found = _made(_attribute(module, word.attribute, word.place), str(all_of_it))
+    note = ""
+    with _opened(word, base) as (module, _):
+        if word.kind == FILE and not word.attribute:
+            name, note = the_one_in(module, word.place)
+            word = replace(word, attribute=name)
+            all_of_it = replace(word, index=None)
+        found = _made(_attribute(module, word.attribute, word.place), str(all_of_it), kind)
+    found = [_declaring(s, kind, declares) for s in found]
+    found = [replace(s, notes=(note, *s.notes)) for s in found] if note else found
     found = [replace(s, name=word.attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
     if len(found) > 1:
         found = [replace(s, target=str(replace(word, index=i))) for i, s in enumerate(found)]
     else:
         found = [replace(s, target=str(all_of_it)) for s in found]
     return found if word.index is None else [_one_of(found, word)]
+
+
+@contextmanager
+def _opened(word: Target, base: Path | None) -> Iterator[tuple[ModuleType, Path]]:
+    """Run the block with the module of a target imported, in its home; yield it with the folder of the home."""
+    folder, place = _stands(word, base)
+    with home_at(folder).entered(place):
+        surroundings = Surroundings()
+        module = _imported(word, home_at(folder), place)
+        surroundings.put_back()
+        yield module, folder
+
+
+@contextmanager
+def named_by(target: str, base: Path | None = None) -> Iterator[tuple[Any, ModuleType, Path]]:
+    """Run the block with what a target names, as it is, its module and the folder that its imports start from.
+
+    Raises:
+        TargetError: it names nothing, or a library.
+    """
+    word = Target.parse(target)
+    if word.kind == LIBRARY:
+        raise TargetError(f"{target!r} is a library; give package.module:attribute or path/file.py:attribute")
+    with _opened(word, base) as (module, folder):
+        yield _attribute(module, word.attribute, word.place), module, folder
 
 
 @contextmanager
@@ -136,16 +170,16 @@ def _nearest(name: str, known: Any) -> str:
 
 def _blame(problem: BaseException) -> str:
     """Name the error and the line of the user's code that it comes from."""
-    from veriformer.properties.bench.guards import told
+    from veriformer.properties.bench.guards import last_frames, told
 
     if isinstance(problem, SyntaxError):
         where = f" ({Path(problem.filename).name}, line {problem.lineno})" if problem.filename else ""
         return f"SyntaxError: {problem.msg}{where}"
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if "importlib" not in f.filename]
-    ours = str(Path(__file__).parent)
-    frames = [f for f in frames if not f.filename.startswith(ours)]
+    ours = str(Path(__file__).parent.parent)
+    frames = [f for f in frames if not f.filename.startswith((ours, "<"))]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{told(problem)}{where}"
+    return f"{told(problem)}{where}{last_frames(problem)}"
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
@@ -161,14 +195,28 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
     return thing
 
 
-def _made(thing: Any, target: str) -> list[Subject]:
+def _declaring(subject: Subject, kind: str | None, declares: Mapping[str, Any] | None) -> Subject:
+    """Return a subject of the kind, and with the facts, that the user says."""
+    if kind is not None and kind != subject.kind:
+        raise TargetError(
+            f"{subject.name} is a Subject of kind {subject.kind!r}, and --kind was {kind!r}; leave one of them out",
+            is_usage=True,
+        )
+    return subject.with_facts(**declares) if declares else subject
+
+
+def _made(thing: Any, target: str, kind: str | None = None) -> list[Subject]:
+    from veriformer.properties.adapters.plain import makes_a_module
     from veriformer.properties.adapters.recognising import as_subject
+    from veriformer.properties.bench.guards import last_frames
     from veriformer.properties.subject.subject import Subject
 
     if callable(thing) and not isinstance(thing, type) and not _is_module(thing) and not isinstance(thing, Subject):
         try:
-            return [as_subject(thing)]
+            return [as_subject(thing, kind=kind)]
         except TypeError:
+            if makes_a_module(thing):
+                return _made([thing], target, kind)
             thing = _called(thing, target)
     many = (
         {f"{target}[{i}]": one for i, one in enumerate(thing)} if isinstance(thing, list | tuple) else {target: thing}
@@ -176,9 +224,9 @@ def _made(thing: Any, target: str) -> list[Subject]:
     found = []
     for place, one in many.items():
         try:
-            found.append(as_subject(one))
+            found.append(as_subject(one, kind=kind))
         except (TypeError, ValueError) as problem:
-            raise TargetError(f"{place}: {problem}") from problem
+            raise TargetError(f"{place}: {problem}{last_frames(problem)}") from problem
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,17 @@ def causal_allowed(query_len: int, key_len: int, device: torch.device | None = N
     return every.tril(diagonal=key_len - query_len)
 
 
+def window_allowed(query_len: int, key_len: int, window: int, device: torch.device | None = None) -> Tensor:
+    """Return `[T, S]` bool: query t sees the keys less than `window` away (bottom-right alignment).
+
+    >>> window_allowed(2, 3, 1).tolist()
+    [[False, True, False], [False, False, True]]
+    """
+    every = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+    own = key_len - query_len
+    return every.tril(diagonal=own + window - 1).triu(diagonal=own - window + 1)
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -49,6 +62,7 @@ def attention(
     *,
     attention_mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
     dropout: nn.Module | None = None,
@@ -61,6 +75,7 @@ def attention(
         value: `[B, G, S, E]`.
         attention_mask: bool, broadcastable to `[B, H, T, S]`, True = may attend; or float, added to the scores.
         causal: whether query t sees keys up to t + S - T alone.
+        window: keys that a query sees to either side, its own among them; None: all.
         scale: factor on q k^T; None: 1 / sqrt(K).
         bias: added to the scores, broadcastable to `[B, H, T, S]`.
         dropout: applied to the weights.
@@ -87,6 +102,9 @@ def attention(
     if causal:
         allowed = causal_allowed(query.shape[-2], key.shape[-2], scores.device)
         scores = scores.masked_fill(~allowed, -torch.inf)
+    if window is not None:
+        near = window_allowed(query.shape[-2], key.shape[-2], window, scores.device)
+        scores = scores.masked_fill(~near, -torch.inf)
     weights = softmax(scores)
     return (weights if dropout is None else dropout(weights)) @ value, weights
 
@@ -110,16 +128,20 @@ class MultiHeadAttention(nn.Module):
         rotary: nn.Module | None = None,
         position_bias: nn.Module | None = None,
         causal: bool = False,
+        window: int | None = None,
+        head_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         self.d_head = d_model // num_heads if d_head is None else d_head
-        self.scale, self.causal = scale, causal
+        self.scale, self.causal, self.window = scale, causal, window
         self.q_proj = nn.Linear(d_model, num_heads * self.d_head, bias=bias)
         self.k_proj = nn.Linear(d_model, self.num_key_value_heads * self.d_head, bias=bias)
         self.v_proj = nn.Linear(d_model, self.num_key_value_heads * self.d_head, bias=bias)
         self.o_proj = nn.Linear(num_heads * self.d_head, d_model, bias=bias)
+        self.query_norm = nn.Identity() if head_norm is None else head_norm(self.d_head)
+        self.key_norm = nn.Identity() if head_norm is None else head_norm(self.d_head)
         self.rotary = NoRotation() if rotary is None else rotary
         self.position_bias = NoBias() if position_bias is None else position_bias
         self.dropout = nn.Dropout(dropout)
@@ -147,8 +169,8 @@ class MultiHeadAttention(nn.Module):
             Output `[B, T, D]` and weights `[B, H, T, S]`.
         """
         source = x if memory is None else memory
-        query = self._split(self.q_proj(x), self.num_heads)
-        key = self._split(self.k_proj(source), self.num_key_value_heads)
+        query = self.query_norm(self._split(self.q_proj(x), self.num_heads))
+        key = self.key_norm(self._split(self.k_proj(source), self.num_key_value_heads))
         value = self._split(self.v_proj(source), self.num_key_value_heads)
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
@@ -162,6 +184,7 @@ class MultiHeadAttention(nn.Module):
             value,
             attention_mask=as_pairwise(attention_mask, len(x), x.shape[1], key.shape[2]),
             causal=self.causal,
+            window=self.window,
             scale=self.scale,
             bias=self.position_bias(positions, key_positions),
             dropout=self.dropout,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from veriformer.reference.attention import MultiHeadAttention
 from veriformer.reference.cache import LayerCache
-from veriformer.reference.config import Config
+from veriformer.reference.config import PLACEMENTS, Config
 from veriformer.reference.feedforward import FEED_FORWARDS
 from veriformer.reference.normalization import NORMS
 
@@ -47,15 +47,18 @@ class DropPath(nn.Module):
 class Sublayer(nn.Module):
     """What surrounds attention and feed-forward networks: pre-LN x + f(norm(x)), post-LN norm(x + f(x)).
 
-    One of the two norms is the identity; which one is all that tells pre-LN from post-LN (Xiong et al. 2020, figure 1).
+    Three norms, some of them the identity; which ones is all that tells pre-LN from post-LN (Xiong et al. 2020, figure
+    1) and both from norms on what the sublayer gives: x + norm(f(norm(x))), x + norm(f(x)).
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        norm = NORMS[config.norm](config.d_model, config.norm_eps)
-        is_pre = config.norm_placement == "pre"
-        self.norm_in = norm if is_pre else nn.Identity()
-        self.norm_out = nn.Identity() if is_pre else norm
+        self.norm_in, self.norm_change, self.norm_out = (
+            NORMS[config.norm if place in PLACEMENTS[config.norm_placement] else "none"](
+                config.d_model, config.norm_eps
+            )
+            for place in ("in", "change", "out")
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path) if config.drop_path else nn.Identity()
         self.skip = Skip() if config.residual else NoSkip()
@@ -66,13 +69,18 @@ class Sublayer(nn.Module):
 
     def leave(self, x: Tensor, change: Tensor) -> Tensor:
         """Return what follows from the stream `x` and the sublayer's output `change`, `[B, T, D]`."""
-        return self.norm_out(self.skip(x, self.drop_path(self.dropout(change))))
+        return self.norm_out(self.skip(x, self.drop_path(self.dropout(self.norm_change(change)))))
 
 
 def make_attention(
-    config: Config, *, causal: bool, rotary: nn.Module | None, position_bias: nn.Module | None
+    config: Config,
+    *,
+    causal: bool,
+    rotary: nn.Module | None,
+    position_bias: nn.Module | None,
+    is_over_itself: bool = True,
 ) -> MultiHeadAttention:
-    """Return multi-head attention with the sizes and choices of a configuration."""
+    """Return multi-head attention with the sizes and choices of a configuration; a memory has no window."""
     return MultiHeadAttention(
         config.d_model,
         config.num_heads,
@@ -84,6 +92,8 @@ def make_attention(
         rotary=rotary,
         position_bias=position_bias,
         causal=causal,
+        window=config.window if is_over_itself else None,
+        head_norm=(lambda width: NORMS[config.norm](width, config.norm_eps)) if config.query_key_norm else None,
     )
 
 
@@ -132,6 +142,24 @@ class EncoderLayer(nn.Module):
         return x, weights
 
 
+class ParallelLayer(EncoderLayer):
+    """Self-attention and feed-forward network side by side: x + f(norm(x)) + g(norm(x)) (Wang & Komatsuzaki 2021)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `EncoderLayer.forward` does, with one stream for both sublayers."""
+        attended, weights = self.attention(
+            self.around_attention.enter(x), attention_mask=attention_mask, positions=positions, cache=cache
+        )
+        changed = self.feed_forward(self.around_feed_forward.enter(x))
+        return self.around_feed_forward.leave(self.around_attention.leave(x, attended), changed), weights
+
+
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the memory, then a feed-forward network."""
 
@@ -140,7 +168,9 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.attention = make_attention(config, causal=True, rotary=rotary, position_bias=position_bias)
-        self.cross_attention = make_attention(config, causal=False, rotary=None, position_bias=None)
+        self.cross_attention = make_attention(
+            config, causal=False, rotary=None, position_bias=None, is_over_itself=False
+        )
         self.feed_forward = make_feed_forward(config)
         self.around_attention, self.around_cross_attention = Sublayer(config), Sublayer(config)
         self.around_feed_forward = Sublayer(config)

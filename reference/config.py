@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 ARCHITECTURES = ("encoder", "decoder", "encoder_decoder", "classifier")
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "t5", "none")
 NORMS = ("layer", "rms", "none")
-PLACEMENTS = ("pre", "post")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swiglu")
+PLACEMENTS: Mapping[str, tuple[str, ...]] = {
+    "pre": ("in",), "post": ("out",), "sandwich": ("in", "change"), "branch": ("change",),
+}  # fmt: skip
+"""Where the norms of a sublayer stand: on what it takes, on what it gives, on the sum."""
+GATED = ("swiglu", "geglu", "geglu_tanh")
+ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", *GATED)
 POOLINGS = ("cls", "mean", "max", "weighted")
 INITS = ("xavier", "gpt2", "default")
 
@@ -30,15 +34,22 @@ class Config:
         max_len: rows of a learned position table; other positions take any length.
         positions: one of `POSITIONS`.
         norm: one of `NORMS`.
-        norm_placement: "pre" (x + f(norm(x)), norm at the end) or "post" (norm(x + f(x))).
+        norm_placement: "pre" (x + f(norm(x))), "post" (norm(x + f(x))), "sandwich" (x + norm(f(norm(x))), Gemma 2) or
+            "branch" (x + norm(f(x)), OLMo 2).
+        final_norm: whether a norm closes the stack; None: unless post-LN.
         norm_eps: added to the variance inside the root.
         residual: whether sublayers are wrapped in x + f(x).
+        parallel: whether attention and feed-forward network take the same x: x + f(norm(x)) + g(norm(x)) (GPT-J).
         activation: one of `ACTIVATIONS`.
         bias: whether linear maps (other than the output projection to the vocabulary) have biases.
         tied: whether the output projection is the token embedding.
         embedding_scale: whether token embeddings are multiplied by sqrt(D).
         embedding_norm: whether a norm stands between the embeddings and the first layer (BERT, BLOOM).
         attention_scale: factor on q k^T; None: 1 / sqrt(d_head).
+        query_key_norm: whether queries and keys are normalised head by head, before they are turned (Qwen 3).
+        window: keys that a query sees to either side, its own among them; None: all.
+        base: of the frequencies of sinusoidal and rotary positions.
+        rotary_dim: channels of a head that rotary positions turn; None: all.
         dropout: rate at the places below that are None.
         attention_dropout: on attention weights.
         ffn_dropout: inside the feed-forward network.
@@ -64,14 +75,20 @@ class Config:
     positions: str = "sinusoidal"
     norm: str = "layer"
     norm_placement: str = "pre"
+    final_norm: bool | None = None
     norm_eps: float = 1e-5
     residual: bool = True
+    parallel: bool = False
     activation: str = "relu"
     bias: bool = True
     tied: bool = False
     embedding_scale: bool = True
     embedding_norm: bool = False
     attention_scale: float | None = None
+    query_key_norm: bool = False
+    window: int | None = None
+    base: float = 10000.0
+    rotary_dim: int | None = None
     dropout: float = 0.0
     attention_dropout: float | None = None
     ffn_dropout: float | None = None
@@ -95,7 +112,7 @@ class Config:
         for name in ("vocab_size", "d_model", "num_heads", "num_layers", "max_len", "num_classes"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_registers", self.num_registers, 0)
-        for name in ("num_key_value_heads", "d_head", "d_ff"):
+        for name in ("num_key_value_heads", "d_head", "d_ff", "window", "rotary_dim"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("dropout", "attention_dropout", "ffn_dropout", "embedding_dropout", "drop_path"):
@@ -112,8 +129,17 @@ class Config:
                 f"num_heads was {self.num_heads} and num_key_value_heads {self.key_value_heads}; "
                 "every key-value head must serve the same number of query heads"
             )
-        if self.positions == "rotary" and self.head_width % 2:
-            raise ValueError(f"rotary positions turn pairs of channels; d_head was {self.head_width}, give an even one")
+        if self.positions == "rotary" and (self.rotary_width % 2 or self.rotary_width > self.head_width):
+            name = "d_head" if self.rotary_dim is None else "rotary_dim"
+            raise ValueError(
+                f"rotary positions turn pairs of channels; {name} was {self.rotary_width}, give an even one up to "
+                f"d_head = {self.head_width}"
+            )
+        if self.parallel and (self.norm_placement == "post" or self.architecture == "encoder_decoder"):
+            raise ValueError(
+                f"parallel=True with norm_placement={self.norm_placement!r} and architecture={self.architecture!r}; "
+                "sublayers side by side have no norm on each sum, and none of them attends to a memory"
+            )
         if self.tied and self.architecture in ("encoder", "classifier"):
             raise ValueError(f"tied=True needs an output projection to the vocabulary; {self.architecture} has none")
 
@@ -128,12 +154,22 @@ class Config:
         return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_heads
 
     @property
+    def rotary_width(self) -> int:
+        """Channels of a head that rotary positions turn."""
+        return self.rotary_dim if self.rotary_dim is not None else self.head_width
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a norm closes the stack."""
+        return self.norm_placement != "post" if self.final_norm is None else self.final_norm
+
+    @property
     def inner_width(self) -> int:
         """Inner width F of the feed-forward network."""
         return self.d_ff if self.d_ff is not None else 4 * self.d_model
 
 
-def _one_of(name: str, value: str, options: Sequence[str]) -> None:
+def _one_of(name: str, value: str, options: Collection[str]) -> None:
     if value not in options:
         raise ValueError(f"{name} was {value!r}; it must be one of {', '.join(options)}")
 

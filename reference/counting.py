@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from veriformer.reference.config import Config
+from veriformer.reference.config import GATED, PLACEMENTS, Config
 
 
 def linear_parameters(d_in: int, d_out: int, bias: bool) -> int:
@@ -39,8 +39,8 @@ def attention_parameters(
 
 
 def feed_forward_parameters(d_model: int, d_ff: int, activation: str = "relu", bias: bool = True) -> int:
-    """Return the parameters of the feed-forward network: two matrices, three for SwiGLU."""
-    into = 2 if activation == "swiglu" else 1
+    """Return the parameters of the feed-forward network: two matrices, three with a gate."""
+    into = 2 if activation in GATED else 1
     return into * linear_parameters(d_model, d_ff, bias) + linear_parameters(d_ff, d_model, bias)
 
 
@@ -113,7 +113,7 @@ class ParameterCount:
         attention: self-attention of all layers.
         cross_attention: attention to the memory of all layers.
         feed_forward: of all layers.
-        norms: of all layers, the closing ones, and those of embeddings.
+        norms: of all layers, of queries and keys, the closing ones, and those of embeddings.
         extras: class and register tokens.
         pooling: of a classifier.
         output: projection to the vocabulary or to the classes.
@@ -144,12 +144,13 @@ def count_parameters(config: Config) -> ParameterCount:
     """
     d, n = config.d_model, config.num_layers
     attention = attention_parameters(d, config.num_heads, config.key_value_heads, config.head_width, config.bias)
+    norms_of_heads = 2 * norm_parameters(config.norm, config.head_width) if config.query_key_norm else 0
     feed_forward = feed_forward_parameters(d, config.inner_width, config.activation, config.bias)
     norm = norm_parameters(config.norm, d)
     is_pair, is_classifier = config.architecture == "encoder_decoder", config.architecture == "classifier"
     stacks = 2 if is_pair else 1
-    norms_inside = n * (5 if is_pair else 2)
-    closing = (stacks if config.norm_placement == "pre" else 0) + (stacks if config.embedding_norm else 0)
+    norms_inside = n * (5 if is_pair else 2) * len(PLACEMENTS[config.norm_placement])
+    closing = stacks * (config.is_closed + config.embedding_norm)
     extras = config.num_registers + (config.pooling == "cls") if is_classifier else 0
     tables = {"learned": config.max_len * d, "t5": config.num_buckets * config.num_heads}
     output = 0
@@ -163,7 +164,7 @@ def count_parameters(config: Config) -> ParameterCount:
         attention=stacks * n * attention,
         cross_attention=n * attention if is_pair else 0,
         feed_forward=stacks * n * feed_forward,
-        norms=(norms_inside + closing) * norm,
+        norms=(norms_inside + closing) * norm + n * (3 if is_pair else 1) * norms_of_heads,
         extras=extras * d,
         pooling=d if is_classifier and config.pooling == "weighted" else 0,
         output=output,
@@ -213,7 +214,7 @@ def count_flops(config: Config, batch: int, length: int, source_length: int | No
     >>> flops.total == 24 * 10 * 64**2 + 4 * 10**2 * 64
     True
     """
-    matrices = 3 if config.activation == "swiglu" else 2
+    matrices = 3 if config.activation in GATED else 2
     is_classifier = config.architecture == "classifier"
     extras = config.num_registers + (config.pooling == "cls") if is_classifier else 0
     tokens = length + extras

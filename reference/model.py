@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from veriformer.reference.blocks import DecoderLayer, EncoderLayer
+from veriformer.reference.blocks import DecoderLayer, EncoderLayer, ParallelLayer
 from veriformer.reference.cache import KVCache
 from veriformer.reference.config import Config
 from veriformer.reference.initialization import INITS, Generators
@@ -19,7 +19,7 @@ from veriformer.reference.positions import LearnedPositions, NoPositions, Sinuso
 from veriformer.reference.rotary import NoRotation, Rotary
 
 _ABSOLUTE: Mapping[str, Callable[[Config], nn.Module]] = {
-    "sinusoidal": lambda c: SinusoidalPositions(c.d_model),
+    "sinusoidal": lambda c: SinusoidalPositions(c.d_model, c.base),
     "learned": lambda c: LearnedPositions(c.d_model, c.max_len),
 }
 _BIASES: Mapping[str, Callable[[Config, bool], nn.Module]] = {
@@ -61,22 +61,22 @@ class Embedding(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers in order, and the norm that closes a pre-LN stack."""
+    """Layers in order, and the norm that closes the stack unless it is post-LN."""
 
     def __init__(self, config: Config, *, causal: bool, cross_attention: bool = False) -> None:
         super().__init__()
-        rotary = Rotary(config.head_width) if config.positions == "rotary" else NoRotation()
+        rotary = Rotary(config.rotary_width, config.base) if config.positions == "rotary" else NoRotation()
         # one bias serves all layers, as in T5: it enters at every layer with the same numbers
         bias = _BIASES.get(config.positions, lambda c, causal: NoBias())(config, causal)
+        own = ParallelLayer if config.parallel else EncoderLayer
         layers: list[nn.Module] = []
         for _ in range(config.num_layers):
             if cross_attention:
                 layers.append(DecoderLayer(config, rotary=rotary, position_bias=bias))
             else:
-                layers.append(EncoderLayer(config, causal=causal, rotary=rotary, position_bias=bias))
+                layers.append(own(config, causal=causal, rotary=rotary, position_bias=bias))
         self.layers = nn.ModuleList(layers)
-        closing = "none" if config.norm_placement == "post" else config.norm
-        self.final_norm = NORMS[closing](config.d_model, config.norm_eps)
+        self.final_norm = NORMS[config.norm if config.is_closed else "none"](config.d_model, config.norm_eps)
 
 
 class Encoder(nn.Module):

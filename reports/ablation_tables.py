@@ -56,17 +56,55 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def speech(row: Row) -> str:
-    """Return the verdict with what belongs to it: the pace, and what the seeds could have seen."""
+    """Return the verdict with what belongs to it: the pace, and what the seeds could not have seen."""
     told = str(row["verdict"])
-    if told == "no evidence" and row.get("smallest_detectable") is not None:
-        least = row["smallest_detectable"]
-        told += f" (could see {least:.2g})" if least < 1 else " (could see nothing)"
-    return f"{told}, {row['pace']}" if row["pace"] else told
+    if told == "no evidence":
+        told += _unseen(row)
+    if told == "alike if alive":
+        told += f" (dead seeds up to {row['dead']['not_excluded']:.0%} not excluded)"
+    if row["pace"]:
+        told += f", {row['pace']}"
+    return told + unstable(row.get("repeats"))
+
+
+REPEATS = 0.95
+"""Share of redrawn runs with the same verdict, below which it is called unstable."""
+
+
+def unstable(repeats: float | None) -> str:
+    """Return what is said of a verdict that does not hold when the seeds are drawn again; nothing where it does.
+
+    >>> unstable(0.71), unstable(0.99), unstable(None)
+    (', unstable (71 % repeat)', '', '')
+    """
+    return f", unstable ({100 * repeats:.0f} % repeat)" if repeats is not None and repeats < REPEATS else ""
+
+
+def _unseen(row: Row) -> str:
+    least, seen = row.get("smallest_detectable"), row.get("detectable")
+    if seen is None:  # a record of before deaths were simulated
+        return "" if least is None else f" (could see {least:.2g})" if least < 1 else " (could see nothing)"
+    told = [] if least is None else [f"{least:.2f} by {seen['dead_share']:.0%} dead"]
+    told += [] if seen["shift"] is None else [f"{max(seen['shift'], 0.001):.3f} of all"]
+    return f" (could see {' or '.join(told) or 'nothing'})"
 
 
 def prediction(row: Row) -> str:
     """Return what was predicted and what became of it."""
     return "; ".join(f"{p['expects']}: {p['outcome']}" for p in row["predictions"]) or DASH
+
+
+def counts_of(outcomes: Sequence[str]) -> str:
+    """Return how many predictions came true; theorems, and equality where both solve the task, are no predictions.
+
+    >>> counts_of(["confirmed", "theorem", "ceiling", "ceiling"])
+    '1 confirmed, 0 contradicted, 0 undecided; not counted: 1 theorem, 2 at the ceiling'
+    """
+    told = ", ".join(f"{outcomes.count(o)} {o}" for o in ("confirmed", "contradicted", "undecided"))
+    theorems, ceiling = outcomes.count("theorem"), outcomes.count("ceiling")
+    beside = [f"{theorems} theorem{'s' if theorems > 1 else ''}"] if theorems else []
+    beside += [f"{ceiling} at the ceiling"] if ceiling else []
+    return told + (f"; not counted: {', '.join(beside)}" if beside else "")
 
 
 _SHORT: Mapping[str, Callable[[Row], str]] = {
@@ -88,29 +126,60 @@ _MORE: Mapping[str, Callable[[Row], str]] = {
     "IQM": lambda r: f"{r['interquartile_mean']:.3f}",
     "P(base > variant)": lambda r: number(r.get("probability_of_improvement")),
     "p exact": lambda r: p_value(r.get("p")),
+    "difference of the living [95 %]": lambda r: interval((r.get("alive") or {}).get("difference"), signed=True),
+    "p Holm, area": lambda r: p_value(r.get("area_p_holm")),
+    "p Holm, dead": lambda r: p_value(r.get("dead_p_holm")),
+    "dead [95 %]": lambda r: interval(r["dead"]["share"], 2),
     "loss area": lambda r: number(r["loss_area"]),
     "max loss": lambda r: number(r["max_loss"]),
     "spikes": lambda r: f"{r['spikes']['seeds']}/{r['seeds']}" if r["spikes"]["steps"] else DASH,
-    "steps to 95 %": lambda r: _reached(r["steps_to_95"]),
+    "steps to 95 %": lambda r: reached(r["steps_to_95"]),
 }
 
 
-def _reached(steps: Mapping[str, Any]) -> str:
+def reached(steps: Mapping[str, Any]) -> str:
+    """Return the mean of steps to 95 % over the seeds that got there, and how many did where not all."""
     if not steps["reached"]:
         return DASH
     return f"{steps['mean']:.0f}" + ("" if steps["reached"] == steps["of"] else f" ({steps['reached']}/{steps['of']})")
 
 
+def metric_of(study: Study) -> str:
+    """Return what the study measures: accuracy, or what the tasks of one's own call their metric."""
+    names = {task.get("metric", "accuracy") for task in study.get("tasks", ())}
+    return names.pop() if len(names) == 1 else "metric" if names else "accuracy"
+
+
 def _columns(study: Study, whole: bool) -> dict[str, Callable[[Row], str]]:
-    columns = dict(_SHORT)
+    metric = metric_of(study)
+    columns = {name.replace("accuracy", metric): make for name, make in _SHORT.items()} | dict(_beside(study))
     if not any(r["setting"] for r in study["rows"]):
         del columns["setting"]
+    if not any(r["predictions"] for r in study["rows"]):
+        del columns["prediction"]
     if not whole:
         for name in ("diverged", "dead"):
             if not any(r[name]["count"] for r in study["rows"]):
                 del columns[name]
         return columns
     return {**columns, **_MORE}
+
+
+def _beside(study: Study) -> dict[str, Callable[[Row], str]]:
+    """Return the columns of what is asked beside accuracy: at other lengths, and of the confidence."""
+    tried = dict.fromkeys(length for r in study["rows"] for length in r.get("lengths", ()))
+    columns: dict[str, Callable[[Row], str]] = {f"at T={length}": _at_length(length) for length in tried}
+    if (study.get("fit") or {}).get("kind") == "calibration":
+        columns["ECE"] = lambda r: _decimal(r["calibration_error"])
+    return columns
+
+
+def _at_length(length: str) -> Callable[[Row], str]:
+    return lambda row: _decimal(row["lengths"].get(length))
+
+
+def _decimal(value: float | None) -> str:
+    return DASH if value is None else f"{value:.3f}"
 
 
 def cells(study: Study, *, whole: bool = True) -> tuple[list[str], list[list[str]]]:
@@ -153,7 +222,13 @@ def noise_line(study: Study) -> str:
         return "noise floor: one seed tells nothing of it"
     least, most = min(known), max(known)
     span = f"{most:.4f}" if least == most else f"{least:.4f} to {most:.4f}"
-    return f"noise floor: the base's accuracy has a standard deviation of {span} over seeds"
+    return f"noise floor: the base's {metric_of(study)} has a standard deviation of {span} over seeds"
+
+
+def family_line(study: Study) -> str:
+    """Return how many tests the study's p are corrected for."""
+    left = study.get("untested", 0)
+    return f"{study['tests']} tests in the family" + (f", {left} of them not made here" if left else "")
 
 
 def theorems(study: Study) -> list[str]:
@@ -176,7 +251,7 @@ def flat(record: Mapping[str, Any]) -> pd.DataFrame:
         for row in study["rows"]:
             line: dict[str, Any] = {"study": study["name"]}
             for name, value in row.items():
-                if name in ("curves", "attention", "by_seed", "predictions", "checks", "stack"):
+                if name in ("curves", "attention", "by_seed", "predictions", "checks", "stack", "alive"):
                     continue
                 if name in ("accuracy", "difference", "area_difference"):
                     line |= {name: value[0], f"{name}_low": value[1], f"{name}_high": value[2]}

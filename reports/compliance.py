@@ -20,6 +20,7 @@ from veriformer.reports.verdicts import TROUBLES, name_of, results
 
 _MARKS = {"FAIL": "✗", "OPEN": "?", "DEVIATION": "d", "UNEXPECTED_PASS": "u", "ERROR": "e", "TIMEOUT": "t",
           "VACUOUS": "v", "BLOCKED": "b"}  # fmt: skip
+_STRONG = 60  # per cent of the strongest colour, above which light letters are read better than dark ones
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -163,7 +164,7 @@ def markdown(table: Mapping[str, Any], command: str) -> str:
 
 
 def write_compliance(table: Mapping[str, Any], folder: Path, command: str = "veriformer sweep") -> None:
-    """Write compliance.md, compliance.csv and compliance.html (one file, sortable, works offline)."""
+    """Write compliance.md, compliance.csv and compliance.html (one file, to be searched, works offline)."""
     write_text(folder / "compliance.md", markdown(table, command))
     buffer = io.StringIO()
     frame(table).map(in_a_sheet).to_csv(buffer, index=False)
@@ -172,9 +173,39 @@ def write_compliance(table: Mapping[str, Any], folder: Path, command: str = "ver
 
 
 def page(table: Mapping[str, Any], command: str, changed: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the table as one HTML page, with what changed between reports."""
+    """Return the table as one HTML page, a heat map that opens into models, with what changed between reports."""
+    entries: dict[str, list[Mapping[str, str]]] = {}
+    for entry in (*table["troubles"], *table["deviations"]):
+        entries.setdefault(entry["name"], []).append(entry)
     return render("compliance.html.j2", table=table, cell=cell, summary=summary(table), command=command, legend=LEGEND,
-                  changes=changed)  # fmt: skip
+                  changes=changed, heat=heat(table), shade=shade, entries=entries)  # fmt: skip
+
+
+def heat(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a line a library: its name, how many models, and the counts of each family over all of them."""
+    lines: dict[str, dict[str, Any]] = {}
+    for row in table["rows"]:
+        line = lines.setdefault(row["library"], {"library": row["library"], "models": 0, "sums": {}})
+        line["models"] += 1
+        for family, counts in row["cells"].items():
+            line["sums"].setdefault(family, Counter()).update(counts)
+    return [{**line, "cells": [(f, line["sums"].get(f)) for f in table["families"]]} for line in lines.values()]
+
+
+def shade(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return how a cell of the heat map looks: `held` in per cent of the strongest colour, `kind`, and its `mark`.
+
+    Below three quarters that hold there is nothing left of that colour: most cells hold all but a few.
+
+    >>> shade({"PASS": 90, "DEVIATION": 10}), shade({"PASS": 3, "FAIL": 1})["mark"]
+    ({'held': 60, 'kind': 'mixed', 'mark': 'd10'}, '✗1')
+    """
+    share = counts.get("PASS", 0) / sum(counts.values())
+    marks = [f"{mark}{counts[outcome]}" for outcome, mark in _MARKS.items() if counts.get(outcome)]
+    is_failing = any(counts.get(outcome) for outcome in TROUBLES if outcome != "OPEN")
+    held = round(100 * max(0.0, 1 - 4 * (1 - share)))
+    kind = "failing" if is_failing else "strong" if held > _STRONG else "mixed"
+    return {"held": held, "kind": kind, "mark": marks[0] if marks else ""}
 
 
 def merged(records: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

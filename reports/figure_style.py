@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666", "#000000")
 """Okabe & Ito 2008."""
@@ -21,7 +23,8 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
     "hurts": ("#D55E00", "v"),
     "helps": ("#0072B2", "^"),
     "equivalent": ("#009E73", "s"),
-    "no evidence": ("#666666", "o"),
+    "alike if alive": ("#009E73", "o"),
+    "no evidence": ("#666666", "P"),
     "too few seeds": ("#999999", "."),
     "forced": ("#000000", "D"),
     "theorem violated": ("#CC79A7", "X"),
@@ -36,26 +39,39 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
+DOTS = 160
+"""Of a picture, an inch."""
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure, inches."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        # as many dots as the picture has: hinted letters are wider at some sizes, and a label would lose its first one
+        figure = Figure(figsize=(width, height), dpi=DOTS, layout=ConstrainedLayoutEngine(w_pad=0.08))
     FigureCanvasAgg(figure)
     return figure
 
 
 def provenance(record: Mapping[str, Any]) -> str:
     """Return what belongs under every figure: seeds, device, versions, command."""
-    versions = record["versions"]
+    versions, first = record["versions"], record.get("first_seed")
+    start = "" if first is None else f" from {first}"
+    commit = record.get("commit") or ""
+    revision = f" · commit {commit[:10]}{'+' if commit.endswith('+') else ''}" if commit else ""
     return (
-        f"{record['seeds']} seeds · {record['device_name']} · torch {versions['torch']}, Python {versions['python']} · "
-        f"{record['command']}"
+        f"{record['seeds']} seeds{start} · {record['device_name']} · torch {versions['torch']}, "
+        f"Python {versions['python']} · {record['command']}{revision}"
     )
 
 
+CHARACTERS = 18
+"""Of a foot's small print that fit into an inch of a figure's width."""
+
+
 def sign(figure: Figure, record: Mapping[str, Any]) -> None:
-    """Write the provenance under a figure."""
-    figure.supxlabel(provenance(record), fontsize=6.5, color="#666666", x=0.01, ha="left")
+    """Write the provenance under a figure, in as many lines as its width asks for."""
+    lines = textwrap.wrap(provenance(record), max(20, int(figure.get_figwidth() * CHARACTERS)))
+    figure.supxlabel("\n".join(lines), fontsize=6.5, color="#666666", x=0.01, ha="left")
 
 
 def strip(axes: Axes) -> None:
@@ -77,11 +93,11 @@ def as_svg(figure: Figure) -> str:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as a PNG of 160 dots an inch."""
+    """Return the figure as a PNG of `DOTS` an inch."""
     buffer = io.BytesIO()
     with rc_context(STYLE):
         _lay_out(figure)
-        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=DOTS, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from veriformer.reports.badge import badge
 from veriformer.reports.junit import junit
-from veriformer.reports.records import write_text
+from veriformer.reports.records import CASES, hide_from_git, write_text
 from veriformer.reports.report_page import markdown, page
+from veriformer.reports.verdicts import results
 
+_ID = re.compile("[0-9a-f]+")  # of a case: whatever else a stored record says is no name of a file
 _CHANGING = {"seconds", "subject_seconds", "environment", "printed"}
 
 
@@ -37,6 +40,17 @@ def write_all(record: Mapping[str, Any], folder: Path) -> list[Path]:
         write_text(folder / name, make(record))
         written.append(folder / name)
     return written
+
+
+def write_scripts(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the script of each failure that has one, into `.veriformer` below the folder, which git leaves alone."""
+    cases = [case for _, r in results(record) if (case := r.get("counterexample")) and _ID.fullmatch(case["id"])]
+    scripts = {folder / CASES / f"{case['id']}.py": case["script"] for case in cases if case.get("script")}
+    for path, script in scripts.items():
+        write_text(path, script)
+    if scripts:
+        hide_from_git(folder / CASES)
+    return list(scripts)
 
 
 def stable(record: Any) -> Any:

@@ -17,6 +17,9 @@ Record = Mapping[str, Any]
 MOST = 8
 """Variants that one figure shows; more would be too small to read."""
 
+HEADS, TICKS = 4, 24
+"""Heads of a layer that are shown, and tokens on an axis that can still be read."""
+
 
 def _shown(study: Study) -> list[Mapping[str, Any]]:
     """Return one row a variant: of the first task and the last setting that it has there."""
@@ -95,30 +98,51 @@ def gradients(study: Study, record: Record) -> Figure | None:
 
 
 def attention(study: Study, record: Record) -> Figure | None:
-    """Attention weights of one held-out sample after training, heads averaged: a row a variant, a column a layer."""
+    """Attention weights of one held-out sample after training: a row a variant and head, a column a layer."""
     rows = [row for row in _shown(study) if row.get("attention")]
     if not rows:
         return None
+    lines = [(row, head) for row in rows for head in range(min(HEADS, max(map(len, row["attention"]))))]
     layers = max(len(row["attention"]) for row in rows)
     with rc_context(STYLE):
-        figure = new_figure(1.15 * layers + 2.2, 1.2 * len(rows) + 0.8)
+        figure = new_figure(1.3 * layers + 2.4, 1.3 * len(lines) + 0.9)
         image = None
-        for line, row in enumerate(rows):
+        for line, (row, head) in enumerate(lines):
             for layer, heads in enumerate(row["attention"]):
-                axes = figure.add_subplot(len(rows), layers, line * layers + layer + 1)
-                weights = np.array(heads, dtype=float).mean(axis=0)
+                if head >= len(heads):
+                    continue
+                axes = figure.add_subplot(len(lines), layers, line * layers + layer + 1)
+                weights = np.array(heads[head], dtype=float)
                 image = axes.imshow(weights, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
                 strip(axes)
-                axes.set_xticks([])
-                axes.set_yticks([])
+                queries, keys = (_ticks(row.get("tokens"), size) for size in weights.shape)
+                axes.set_xticks(range(len(keys)), keys, fontsize=6)
+                axes.set_yticks(range(len(queries)), queries, fontsize=6)
                 if line == 0:
                     axes.set_title(f"layer {layer + 1}", fontsize=8)
                 if layer == 0:
-                    axes.set_ylabel(_title(row).replace(" · ", "\n"), rotation=0, ha="right", va="center", fontsize=7.5)
+                    name = "\n".join([*_title(row).split(" · "), f"head {head + 1}"])
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7.5)
         if image is not None:
             figure.colorbar(image, ax=figure.axes, label="weight (row: query, column: key)", shrink=0.8)
         sign(figure, record)
     return figure
+
+
+def _ticks(tokens: Sequence[Sequence[str]] | None, size: int) -> list[str]:
+    """Return the tokens of the input of that length, a class token before them; where none has it, numbered positions.
+
+    Where too many would stand on an axis none is written.
+    """
+    if size > TICKS:
+        return []
+    known = list(tokens or ())
+    for told in known:
+        if len(told) == size:
+            return list(told)
+    if len(known) == 1 and len(known[0]) == size - 1:
+        return ["[cls]", *known[0]]
+    return [str(place + 1) for place in range(size)]
 
 
 def sinusoids(record: Record) -> Figure | None:

@@ -21,17 +21,11 @@ _MARKS = "os^vD"
 def lines(study: Study) -> list[str]:
     """Return what a fit or a measurement says, one sentence each."""
     told = study.get("fit") or {}
-    if told.get("kind") == "scaling-law":
-        return [
-            f"loss above the entropy goes with {name} to the power of {f['exponent']:.2f} "
-            f"[{f['low']:.2f}, {f['high']:.2f}] over {f['points']} points from {min(f['x']):,} to {max(f['x']):,}"
-            for name, f in told["fits"].items()
-        ]
     return list(told.get("lines", ()))
 
 
 def scaling_law(study: Study, record: Record) -> Figure | None:
-    """Loss above the source's entropy against parameters and samples, with the fitted lines."""
+    """Loss above its floor against parameters and samples, with the line where a power law is what it is."""
     told = study.get("fit") or {}
     if told.get("kind") != "scaling-law" or not told["fits"]:
         return None
@@ -41,12 +35,39 @@ def scaling_law(study: Study, record: Record) -> Figure | None:
             axes = figure.add_subplot(1, len(told["fits"]), place + 1)
             x = np.array(fit["x"], dtype=float)
             axes.loglog(x, fit["y"], "o", color=COLOURS[0], markersize=4.5)
-            axes.loglog(x, fit["factor"] * x ** fit["exponent"], "--", color=COLOURS[3], linewidth=1.2)
-            axes.set_title(
-                f"exponent {fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]", loc="left", fontsize=8
-            )
+            if fit["is_power_law"]:
+                axes.loglog(x, fit["factor"] * x ** fit["exponent"], "--", color=COLOURS[3], linewidth=1.2)
+                title = f"exponent {fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+            else:
+                axes.loglog(x, fit["y"], ":", color=COLOURS[0], linewidth=1.0)
+                title = f"no power law: missed by up to {fit['missed']:.0%}"
+            axes.set_title(title, loc="left", fontsize=8)
             axes.set_xlabel(name)
-            axes.set_ylabel("loss above the entropy, nats" if place == 0 else "")
+            axes.set_ylabel("loss above its floor, nats" if place == 0 else "")
+        sign(figure, record)
+    return figure
+
+
+def shapes(study: Study, record: Record) -> Figure | None:
+    """Accuracy against parameters, one curve for each depth, with intervals over seeds; one panel a task."""
+    told = study.get("fit") or {}
+    if told.get("kind") != "shapes" or not told["curves"]:
+        return None
+    with rc_context(STYLE):
+        figure = new_figure(3.6 * len(told["curves"]), 2.9)
+        for place, (task, curves) in enumerate(told["curves"].items()):
+            axes = figure.add_subplot(1, len(told["curves"]), place + 1)
+            for index, (depth, points) in enumerate(curves.items()):
+                x, y, low, high = np.array(sorted(points), dtype=float).T
+                axes.plot(
+                    x, y, color=COLOURS[index], linestyle=DASHES[index % len(DASHES)], marker=_MARKS[index],
+                    markersize=4, label=depth,
+                )  # fmt: skip
+                axes.fill_between(x, low, high, color=COLOURS[index], alpha=0.2, linewidth=0)
+            axes.set_xscale("log")
+            axes.set_xlabel("parameters")
+            axes.set_title(f"{task}: accuracy", loc="left")
+            axes.legend(fontsize=7.5)
         sign(figure, record)
     return figure
 

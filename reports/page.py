@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from veriformer.reports.readable import readable
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -14,6 +12,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def render(template: str, **values: Any) -> str:
     """Return the page of a template in `templates/`; all values are escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # a page is written by few commands
+
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined,
         finalize=lambda value: readable(value) if type(value) is str else value,  # what is markup is ours

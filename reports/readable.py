@@ -21,8 +21,7 @@ _ENDS = re.compile(r"[\t\r\n]")
 _VERBATIM = ("script", "choices")
 """Fields of records that are programs or data, not words: they are cleaned where they are shown."""
 
-_LINES = ("printed",)
-"""Fields of records whose words stand in lines."""
+_LONGEST = 200  # letters of a name: two lines of a terminal
 
 
 def readable(text: str) -> str:
@@ -41,6 +40,20 @@ def one_line(text: str) -> str:
     'a\\nb'
     """
     return _ENDS.sub(_spelled, readable(text))
+
+
+def as_name(text: str) -> str:
+    """Return a text as a name: one line, of which the middle is left out where it has more letters than anybody reads.
+
+    >>> as_name("a" * 10**6)[:3], as_name("a" * 10**6)[-25:]
+    ('aaa', 'aaaaaaa (1000000 letters)')
+    """
+    text = one_line(text)
+    return text if len(text) <= _LONGEST else f"{text[:120]}...{text[-40:]} ({len(text)} letters)"
+
+
+_FORMS = {"printed": readable, "name": as_name}
+"""Fields of records whose words stand in lines, or are a name."""
 
 
 def _spelled(found: re.Match[str]) -> str:
@@ -64,8 +77,7 @@ def _cleaned(record: Any, words: Callable[[str], str]) -> Any:
         return words(record)
     if isinstance(record, dict):
         return {
-            _cleaned(k, one_line): v if k in _VERBATIM else _cleaned(v, readable if k in _LINES else words)
-            for k, v in record.items()
+            _cleaned(k, one_line): v if k in _VERBATIM else _cleaned(v, _FORMS.get(k, words)) for k, v in record.items()
         }
     if isinstance(record, list | tuple):
         return [_cleaned(v, words) for v in record]

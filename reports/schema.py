@@ -46,6 +46,16 @@ def insist(record: Mapping[str, Any], source: str) -> None:
             )
 
 
+def is_subject(record: object) -> bool:
+    """Whether a record is that of a subject, as a report holds it."""
+    held = {"schema": "veriformer-report/1", "versions": {}, "seed": 0, "profile": "quick", "device": "cpu"}
+    try:
+        insist({**held, "subjects": [record]}, "it")
+    except (RecordError, RecursionError):
+        return False
+    return True
+
+
 def read_report(path: Path) -> dict[str, Any]:
     """Read a report.
 

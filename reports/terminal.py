@@ -1,8 +1,7 @@
-"""What a person sees: an honest summary, and each failure on one screen."""
+"""What a person sees of a run: an honest summary, and what did not pass."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from veriformer.reports.failure import paper, print_failure, written
 from veriformer.reports.reach import sizes
 from veriformer.reports.readable import one_line
-from veriformer.reports.verdicts import NO_SCRIPT, WORDS, questions
+from veriformer.reports.verdicts import WORDS, questions, shown_in_full, told_by
 
 _STYLE = {
     "PASS": "green", "FAIL": "bold red", "OPEN": "bold cyan", "DEVIATION": "yellow",
@@ -73,29 +73,31 @@ def print_report(
             line.append(f"; {planned - len(subject['results'])} properties were not judged, the run ended before")
         if subject["power"] and subject["power"]["tried"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
-        console.print(line)
+        _print_hanging(console, line, 2)
         if told := twin(subject):
-            console.print(Text(f"    = {told}", style="bold green"))
+            _print_hanging(console, Text(f"    = {told}", style="bold green"), 6)
         if why := (subject["power"] or {}).get("why"):
-            console.print(Text(f"    power not known: {why}", style=_STYLE["ERROR"]))
+            _print_hanging(console, Text(f"    power not known: {why}", style=_STYLE["ERROR"]), 21)
         _print_output(console, subject, in_full=bool(troubled) or verbose)
         for declare, asked in questions(subject).items():
-            console.print(Text("    open: ", style="bold cyan").append(f"{asked[0]['reason']}  ({_ids(asked)})"))
-            console.print(Text(f"          {declare}", style="bold"))
+            told = f"{asked[0]['reason']}  ({_ids(asked)})"
+            _print_hanging(console, Text("    open: ", style="bold cyan").append(told, style="default"), 10)
+            _print_hanging(console, Text(f"          {declare}", style="bold"), 10)
         for note in subject["probed"]:
-            console.print(Text(f"    probed: {note}", style="dim"))
+            _print_hanging(console, Text(f"    probed: {note}", style="dim"), 12)
         if subject.get("believed"):
-            console.print(Text(f"    believed, not verified: {', '.join(subject['believed'])}", style="dim"))
+            told = f"    believed, not verified: {', '.join(subject['believed'])}"
+            _print_hanging(console, Text(told, style="dim"), 28)
         if told := sizes(subject):
-            console.print(Text(f"    reach: {told}", style="dim"))
+            _print_hanging(console, Text(f"    reach: {told}", style="dim"), 11)
         if told := subject.get("plan"):
-            console.print(Text(f"    plan: {told}", style="dim"))
+            _print_hanging(console, Text(f"    plan: {told}", style="dim"), 10)
         for told, ids in subject.get("unreached", {}).items():
-            console.print(Text(f"    not reached: {told} ({_some(ids)})", style="yellow"))
+            _print_hanging(console, Text(f"    not reached: {told} ({_some(ids)})", style="yellow"), 17)
         for fault in (subject["power"] or {}).get("faults", []):
             if fault["noticed_by"] is None:
                 told = f"unnoticed when put into this subject: {fault['name']}; it matters, since {fault['matters']}"
-                console.print(Text(f"    {told}", style="yellow"))
+                _print_hanging(console, Text(f"    {told}", style="yellow"), 6)
         _print_results(console, subject["results"], statements, verbose)
     if with_paths:
         _print_never_walked(console, report["subjects"], verbose)
@@ -103,11 +105,22 @@ def print_report(
     for missed in canaries["missed"]:
         told = missed if canaries.get("lost") else f"a known-broken model passed: {missed}"
         console.print(Text(f"VOID: {told}", style="bold red"))
+    _print_hanging(console, Text(totals(report), style="dim"), 2)
+
+
+def totals(report: Mapping[str, Any]) -> str:
+    """Return the last line of a run: what became of all its subjects, and the settings.
+
+    >>> totals({"subjects": [], "canaries": None, "profile": "quick", "seed": 0, "device": "cpu"})
+    '0 subjects, nothing judged; profile quick, seed 0, cpu'
+    """
     total = Counter(r["outcome"] for s in report["subjects"] for r in s["results"])
     told = ", ".join(f"{total[o]} {words}" for o, words in _WORDS.items() if total[o])
+    canaries = report.get("canaries") or {"sent": 0}
     caught = f"; canaries {canaries['caught']}/{canaries['sent']}" if canaries["sent"] else ""
-    console.print(Text(f"{len(report['subjects'])} subjects, {told or 'nothing judged'}{caught}; profile "
-                       f"{report['profile']}, seed {report['seed']}, {report['device']}", style="dim"))  # fmt: skip
+    count = f"{len(report['subjects'])} subject{'s' * (len(report['subjects']) != 1)}"
+    ran = f"profile {report['profile']}, seed {report['seed']}, {report['device']}"
+    return f"{count}, {told or 'nothing judged'}{caught}; {ran}"
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -153,7 +166,7 @@ def _print_never_walked(console: Console, subjects: Sequence[Mapping[str, Any]],
             form + (f" ({why})" if why else "") + (f" of {count} subjects" if len(subjects) > 1 else "")
             for (form, why), count in missing.items()
         ]
-        console.print(Text(f"never walked: {'; '.join(told)}", style="dim"))
+        _print_hanging(console, Text(f"never walked: {'; '.join(told)}", style="dim"), 14)
 
 
 def _print_results(
@@ -179,102 +192,40 @@ def _print_result(console: Console, result: Mapping[str, Any], statements: Mappi
         reason = f"{result['examples']} examples, margin {result['margin'] or 0:.2g}"
         if result["paths"]:
             reason += f", {len(result['paths'])} paths"
-    console.print(line.append(f": {reason}", style="dim" if result["outcome"] in ("PASS", "NOT_APPLICABLE") else ""))
+    style = "dim" if result["outcome"] in ("PASS", "NOT_APPLICABLE") else ""
+    _print_hanging(console, line.append(f": {reason}", style=style), 20)
 
 
-def print_failure(
-    console: Console,
-    result: Mapping[str, Any],
-    statement: str,
-    subject: str,
-    *,
-    again: str,
-    script: str,
-    also: Sequence[str] = (),
-) -> None:
-    """Print one violation: claim, smallest case, numbers, influence map, likely cause, how to see it again.
+def _print_hanging(console: Console, line: Text, indent: int) -> None:
+    """Print a line; where it is longer than a person's screen is wide, what follows stands under its words.
+
+    What goes to a file or to another program stays in one line, which can be searched.
+    """
+    if not console.is_terminal or console.width < 2 * indent:
+        console.print(line, soft_wrap=True)
+        return
+    first, *rest = line.wrap(console, console.width) or [line]
+    console.print(first, soft_wrap=True)
+    told = Text(" ").join(rest)
+    for part in told.wrap(console, console.width - indent) if rest else ():
+        console.print(Text(" " * indent) + part, soft_wrap=True)
+
+
+def report_text(record: Mapping[str, Any], *, width: int = 80) -> str:
+    """Return a whole report as text: a line a subject, what did not pass, and each failure.
 
     Args:
-        console: where to.
-        result: with its counterexample.
-        statement: of the property.
-        subject: name of the subject.
-        again: the command that judges the case again; "" where it was not written down.
-        script: the command that runs the standalone script; "" without one.
-        also: ids of the other properties that fail of the same cause.
+        record: under `veriformer-report/1`, cleaned.
+        width: columns.
     """
-    case = result["counterexample"]
-    console.print()
-    console.rule(Text(f" {result['id']} ", style="bold red"), align="left", style="red")
-    console.print(Text(statement, style="bold"))
-    for line in textwrap.wrap(f"Not so for {subject}: {case['headline']}.", console.width):
-        console.print(Text(line))
-    rows = [("case", _case(case)), ("expected", case["expected"]), ("got", _got(case))]
-    if case["error"] is not None:
-        rows.append(("error", _error(case)))
-    rows.append(("path", case["path"]))
-    for name, value in rows:
-        _print_field(console, name, value)
-    if case["influence"]:
-        _print_influence(console, case["influence"])
-    if case["cause"]:
-        _print_field(console, "likely", case["cause"], "bold yellow")
-    if also:
-        _print_field(console, "also", ", ".join(also) + (" fail" if len(also) > 1 else " fails") + " of this cause")
-    if again:
-        _print_command(console, "again", again)
-        if script:
-            _print_command(console, "script", script)
-        else:
-            _print_field(console, "script", NO_SCRIPT)
-
-
-def _print_field(console: Console, name: str, value: str, style: str = "") -> None:
-    lines = textwrap.wrap(value, max(40, console.width - 12), break_long_words=False, break_on_hyphens=False)
-    for number, line in enumerate(lines):
-        console.print(Text(f"  {name if number == 0 else '':9s} ", style="dim").append(line, style=style))
-
-
-def _print_command(console: Console, name: str, command: str) -> None:
-    """Print a command in one line, however long, so that it can be copied."""
-    console.print(Text(f"  {name:9s} ", style="dim").append(command), soft_wrap=True)
-
-
-def _case(case: Mapping[str, Any]) -> str:
-    drawn = [f"{k}={v}" for k, v in case["choices"].items() if k != "config"]
-    sizes = " ".join(w for w in case["sizes"].split() if not w.startswith(("max_len", "num_classes")))
-    return " ".join([*drawn, f"({sizes})" if sizes else ""]).strip()
-
-
-def _got(case: Mapping[str, Any]) -> str:
-    where = f" at index {case['index']}" if case["index"] else ""
-    return f"{case['got']}{where}" if case["got"] else ""
-
-
-def _error(case: Mapping[str, Any]) -> str:
-    if not case["tolerance"]:
-        return f"{case['error']:.3g}, where the claim is exact"
-    return (
-        f"{case['error']:.3g}, tolerance {case['tolerance']:.3g}, {case['error'] / case['tolerance']:.3g} times as much"
-    )
-
-
-def _print_influence(console: Console, influence: Mapping[str, Any], largest: int = 16) -> None:
-    """Draw what reaches what: rows are outputs, columns inputs; `x` is illegal, `o` is missing."""
-    magnitude, allowed = influence["magnitude"], influence["allowed"]
-    size = min(len(magnitude), largest)
-    console.print(Text("  influence   of input s (columns) on output t (rows)", style="dim"))
-    console.print(Text("            " + " ".join(f"{s % 10}" for s in range(size)), style="dim"))
-    for t in range(size):
-        line = Text(f"         {t:2d} ", style="dim")
-        for s in range(size):
-            reached, legal = bool(magnitude[t][s]), allowed[t][s]
-            mark, style = {
-                (True, True): ("■", "green"),
-                (True, False): ("x", "bold red"),
-                (False, True): ("o", "bold red"),
-            }.get((reached, legal), ("·", "dim"))
-            line.append(f"{mark} ", style=style)
-        console.print(line)
-    more = "" if len(magnitude) <= largest else f"; the first {largest} of {len(magnitude)} positions"
-    console.print(Text(f"            ■ allowed  x illegal  o missing  · none{more}", style="dim"))
+    console = paper(width)
+    statements = {name: told["statement"] for name, told in record.get("properties", {}).items()}
+    size = max((len(s["results"]) for s in record["subjects"]), default=0)
+    print_report(console, record, statements, size, with_paths=False)
+    for subject in record["subjects"]:
+        others = told_by(subject)
+        for result in shown_in_full(subject):
+            also = others.get(result["id"], ())
+            statement = statements.get(result["id"], "")
+            print_failure(console, result, statement, subject["name"], again="", script="", also=also)
+    return written(console)

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from veriformer.reports.stories import cause_of, stories
 
 WORDS = {
     "PASS": "pass", "FAIL": "fail", "OPEN": "open", "DEVIATION": "deviation", "UNEXPECTED_PASS": "unexpected pass",
     "BLOCKED": "blocked", "VACUOUS": "vacuous", "ERROR": "error", "TIMEOUT": "timeout", "NOT_APPLICABLE": "n.a.",
 }  # fmt: skip
 """Every outcome as people read it."""
+
+MEANINGS = {
+    "PASS": "It held in every case that was judged, its premise was really met, and the case could have failed.",
+    "FAIL": "A case was found in which it does not hold. The smallest one is shown, with its cause where one was "
+    "measured, and kept for `veriformer replay`.",
+    "OPEN": "What was seen is a defect, or by design: nobody said which. The report gives the line to declare if it is "
+    "by design; until then it counts as not passed.",
+    "DEVIATION": "It does not hold, and a deviations file says so with its reason.",
+    "UNEXPECTED_PASS": "A deviations file says that it does not hold, and it holds: take the entry out.",
+    "NOT_APPLICABLE": "It speaks of another kind, or of a fact that the subject does not have; the reason is given.",
+    "BLOCKED": "A property that it requires does not hold, so that its own verdict would say nothing.",
+    "VACUOUS": "No case met its premise, or the comparison could not have failed: that is never a pass.",
+    "ERROR": "The subject or its adapter raised; the report shows its file, its line and its last frames.",
+    "TIMEOUT": "The subject gave no answer in its time, and its process was ended.",
+}
+"""What every outcome says."""
+
+STATUSES = (
+    (0, "all applicable properties hold, or are declared deviations"),
+    (1, "one does not hold, is open (not with `--allow-open`), or holds against its entry in a deviations file"),
+    (2, "nothing could be judged, or a known-broken model went unnoticed"),
+    (3, "usage, or all holds and what was asked for could not be written"),
+    (130, "interrupted"),
+)
+"""Exit statuses of the commands that judge."""
 
 NO_SCRIPT = "none: what fails here cannot be told by torch and your code alone; the command above shows it again"
 """Where a failure has no standalone script."""
@@ -34,8 +60,13 @@ def name_of(subject: Mapping[str, Any]) -> str:
 
 
 def again(subject: Mapping[str, Any], case: Mapping[str, Any]) -> str:
-    """Return the command that judges a recorded case again, in the folder of its run."""
-    return shlex.join(["veriformer", "replay", case["id"], "--target", name_of(subject)])
+    """Return the command that judges a recorded case again, in the folder of its run; `DIR` is that of its report."""
+    return shlex.join(["veriformer", "replay", f"DIR/.veriformer/{case['id']}.json", "--target", name_of(subject)])
+
+
+def script_of(case: Mapping[str, Any]) -> str:
+    """Return the command that runs the script of a case, likewise; "" without one."""
+    return f"python DIR/.veriformer/{case['id']}.py" if case.get("script") else ""
 
 
 def core(record: Mapping[str, Any]) -> tuple[int, int]:
@@ -60,33 +91,18 @@ def questions(subject: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     for result in subject["results"]:
         if result["outcome"] == "OPEN":
             found.setdefault(result.get("declare", ""), []).append(result)
-    return {line: sorted(asked, key=lambda r: not _cause(r)) for line, asked in found.items()}
-
-
-def _cause(result: Mapping[str, Any]) -> str:
-    return str((result.get("counterexample") or {}).get("cause", ""))
+    return {line: sorted(asked, key=lambda r: not cause_of(r)) for line, asked in found.items()}
 
 
 def told_by(subject: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return, by the id of the failure that names a cause first, the ids of the others that name it, numbers apart."""
-    stories: dict[str, list[str]] = {}
-    for result in subject["results"]:
-        if result["outcome"] == "FAIL":
-            story = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", _cause(result)) or result["id"]
-            stories.setdefault(story, []).append(result["id"])
-    return {leading: others for leading, *others in stories.values()}
+    """Return, by the id of the failure that is told for a cause, the ids of the others of that cause."""
+    return {story.told["id"]: [r["id"] for r in story.others] for story in stories(subject)}
 
 
 def shown_in_full(subject: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the results whose case is printed: the first failure of every cause, and of every question the first."""
-    leading = [asked[0] for asked in questions(subject).values()]
-    first = told_by(subject)
-    shown = [
-        r
-        for r in subject["results"]
-        if (r["outcome"] == "FAIL" and r["id"] in first) or any(r is led for led in leading)
-    ]
-    return [r for r in shown if r.get("counterexample")]
+    """Return the results whose case is printed: one failure of every cause, and of every question the first."""
+    asked = [asked[0] for asked in questions(subject).values() if asked[0].get("counterexample")]
+    return [*(story.told for story in stories(subject)), *asked]
 
 
 def is_void(record: Mapping[str, Any]) -> bool:

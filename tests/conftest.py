@@ -81,14 +81,14 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 @pytest.fixture(scope="session")
 def wheel(once: Once) -> Path:
-    """Build the wheel from a copy of the sources, without a network."""
+    """Build the sdist from a copy of the sources, and the wheel from the sdist, without a network."""
 
     def build(folder: Path) -> None:
         source = folder / "source"
         shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         for file in ("pyproject.toml", "README.md", "LICENSE", "conftest.py", "MANIFEST.in"):
             shutil.copy(ROOT / file, source)
-        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
         subprocess.run(command, check=True, capture_output=True)
 
     (built,) = once("wheel", build).glob("*.whl")
@@ -149,5 +149,6 @@ def _examples_alone_end_a_search() -> Iterator[None]:
 def brief(_examples_alone_end_a_search: None) -> Iterator[None]:
     """Draw two cases a property beside every colliding length: for right models by the dozen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(profiles.PROFILES, "quick", replace(profiles.PROFILES["quick"], examples=2))  # type: ignore[arg-type]
+        short = replace(profiles.PROFILES["quick"], examples=2)
+        patch.setitem(profiles.PROFILES, "quick", short)  # type: ignore[arg-type]
         yield

@@ -18,7 +18,7 @@ def decision(script: str) -> tuple[object, str]:
     printed, path, finders, modules = io.StringIO(), sys.path[:], sys.meta_path[:], dict(sys.modules)
     try:
         with isolated(), contextlib.redirect_stdout(printed):
-            exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
+            exec(compile(script, "<script>", "exec"), {"__name__": "__main__", "__file__": "script.py"})
     except SystemExit as end:
         last = printed.getvalue().strip().splitlines()[-1]
         return int(end.code or 0), last[last.find("->") :]

@@ -14,10 +14,11 @@ from veriformer.ablations.execution.plan import Job
 from veriformer.ablations.execution.work import prepare, train_job
 from veriformer.clusters.attempts import Attempts, Executor
 from veriformer.clusters.opening import open_cluster
+from veriformer.clusters.safe_path import safe_path
 
 
 def run_jobs(
-    executor: Executor, jobs: Sequence[Job], *, ahead: int
+    executor: Executor, jobs: Sequence[Job], *, ahead: int, work: Callable[..., dict[str, Any]] = train_job
 ) -> Iterator[tuple[Job, dict[str, Any] | BaseException]]:
     """Yield each job as it ends, with what its worker returned or why it failed.
 
@@ -25,13 +26,14 @@ def run_jobs(
         executor: where they run.
         jobs: in the order in which they are begun.
         ahead: jobs handed over at a time, so that a stop has little to cancel.
+        work: what a worker does with the trials of a job.
     """
     waiting, running = list(reversed(jobs)), Attempts[Job](executor)
     try:
         while waiting or running:
             while waiting and len(running) < ahead:
                 job = waiting.pop()
-                running.begin(job, train_job, job.trials)
+                running.begin(job, work, job.trials)
             yield from running.ended()
     finally:
         running.cancel()
@@ -73,12 +75,13 @@ def local(processes: int) -> Iterator[Executor]:
             self.pool.stop()
             self.pool.join()
 
-    workers = Local()
-    try:
-        yield workers
-        workers.pool.close()
-    finally:
-        workers.end()
+    with safe_path():
+        workers = Local()
+        try:
+            yield workers
+            workers.pool.close()
+        finally:
+            workers.end()
 
 
 def open_executor(cluster: str | None, processes: int, folder: Path) -> contextlib.AbstractContextManager[Executor]:

@@ -45,6 +45,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # SQLite would wait for a FIFO
+            raise StoreError(f"{path} is no file, and the store is one; name another folder with --out")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # a run waits for another's commit, which takes milliseconds, for as long as a slow disk may need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from veriformer.ablations.training.loop import train
+from veriformer.ablations.training.own.loop import train_own
 from veriformer.ablations.trials.trial import Trial, code_digest
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +29,10 @@ def prepare() -> None:
     A run that is killed would leave workers behind that train for nobody what they were handed.
     """
     torch.set_num_threads(1)
+    multiprocessing.current_process().daemon = False  # or a study's loader of data could start no process
+    multiprocessing.set_start_method(None, force=True)  # as this system has it, not as this process was started
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # a signal that a study sends to its group is for its own
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to give the same bits again
     if sys.platform == "linux":
         system = ctypes.CDLL(None)
@@ -54,7 +60,7 @@ def train_job(trials: Sequence[Trial]) -> dict[str, Any]:
 
 def _train(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     try:
-        return train(trials)
+        return train(trials) if trials[0].own is None else train_own(trials)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
         if isinstance(problem, RuntimeError) and not _is_out_of_memory(problem):
             raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from veriformer.ablations.measuring.measurement import Measurement, Point, register
-from veriformer.ablations.statistics.paired import mean_interval
+from veriformer.ablations.statistics.intervals import mean_interval
 from veriformer.ablations.training.observation import attention_entropy, gradient_norms
 from veriformer.ablations.trials.models import reference_model
 from veriformer.reference.attention import attention

@@ -24,6 +24,8 @@ LENGTHS = {"cpu": (50, 100, 200, 400, 800), "cuda": (256, 512, 1024, 2048, 4096,
 SHORT = (6, 12, 25)
 """Lengths before these, for the crossover: attention is slower than its FLOPs say."""
 DEPTHS, WIDTHS = (1, 2, 4, 8), (32, 64, 128, 256)
+INNER_WIDTHS = (64, 128, 256, 512, 1024)
+"""Of the feed-forward network, d_ff = 1 to 16 times d."""
 REPEATS = 5
 """Of a timing; the median counts."""
 
@@ -129,7 +131,7 @@ def _shares(device: str, length: int) -> Point:
 
 
 def _count(device: str) -> int:
-    return len(SHORT) + 3 * len(_lengths(device)) + len(DEPTHS) + len(WIDTHS)
+    return len(SHORT) + 3 * len(_lengths(device)) + len(DEPTHS) + len(WIDTHS) + len(INNER_WIDTHS)
 
 
 def _lengths(device: str) -> tuple[int, ...]:
@@ -145,6 +147,8 @@ def _points(device: str, seeds: int) -> Iterator[Point]:
         yield _point("eager", device, middle, "N", num_layers=depth)
     for width in WIDTHS:
         yield _point("eager", device, middle, "d", d_model=width)
+    for inner in INNER_WIDTHS:
+        yield _point("eager", device, middle, "d_ff", d_ff=inner)
     for length in (*SHORT, *_lengths(device)):
         yield _shares(device, length)
 
@@ -156,6 +160,7 @@ def _conclude(points: list[Point]) -> dict[str, Any]:
         ("T", "T", ("eager", "fused")),
         ("N", "num_layers", ("eager",)),
         ("d", "d_model", ("eager",)),
+        ("d_ff", "d_ff", ("eager",)),
     ):
         for backend in backends:
             chosen = [p for p in done if p["varied"] == varied and p["backend"] == backend]
@@ -190,6 +195,7 @@ def _lines(fits: list[dict[str, Any]], crossings: dict[str, float | None], point
         f"[{f['low']:.2f}, {f['high']:.2f}], over the last three points {f['at the end']:.2f}"
         for f in fits
     ]
+    told += _inner_width(points)
     d = BASE["d_model"]
     shares = [p for p in points if p["varied"] == "shares"]
     for side, length in crossings.items():
@@ -205,6 +211,19 @@ def _lines(fits: list[dict[str, Any]], crossings: dict[str, float | None], point
         told.append(f"{side} attention {measured}; by FLOPs, 4 T^2 d = 24 T d^2 at T = 6 d = {6 * d}")
     told += [f"T = {p['T']} ({p['backend']}): {p['failed']}" for p in points if "failed" in p]
     return told
+
+
+def _inner_width(points: list[Point]) -> list[str]:
+    """Say what the widest feed-forward network costs against the usual one: most of a layer does not grow with it."""
+    own = {p["d_ff"]: p for p in points if p["varied"] == "d_ff" and "failed" not in p}
+    usual, widest = 4 * BASE["d_model"], INNER_WIDTHS[-1]
+    if usual not in own or widest not in own:
+        return []
+    ratios = {q: own[widest][q] / own[usual][q] for q in ("bytes", "flops", "seconds")}
+    return [
+        f"d_ff = {widest} instead of {usual} takes {ratios['bytes']:.2f} times the memory kept for the backward, "
+        f"{ratios['flops']:.2f} times the FLOPs and {ratios['seconds']:.2f} times the time of a step"
+    ]
 
 
 register(

@@ -1,70 +1,27 @@
-"""Statistics of paired seeds: intervals, an exact test, Holm, what could have been seen. Seeds are the sample."""
+"""Exact tests of paired seeds, and Holm. Seeds are the sample."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import stats
 
-ALPHA, POWER = 0.05, 0.8
-"""Level of a whole family of tests, and the power at which an effect counts as one that the seeds could have seen."""
+from veriformer.ablations.statistics.intervals import Interval, mean_interval, vector
 
-RESAMPLES = 9999
-"""Of a bootstrap: the end of an interval moves by about 1 % of its width from run to run."""
+ALPHA = 0.05
+"""Level of a whole family of tests."""
 
 FLIPS = 99_999
-"""Random sign flips where there are too many to go through them all."""
+"""Random sign flips where there are too many to count."""
 
-EXACT_SEEDS = 16
-"""Up to here all 2^n sign flips are gone through, 65,536 of them; beyond, `FLIPS` random ones."""
+EXACT_SEEDS = 32
+"""Up to here all 2^n sign flips are counted: 65,536 sums of either half, put together by their order."""
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A value and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def _vector(values: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
-        raise ValueError(f"values were {array.tolist()}; one or more finite numbers, one a seed, are required")
-    return array
-
-
-def mean_interval(values: ArrayLike) -> Interval:
-    """Return the mean and its 95 % BCa bootstrap interval (Efron 1987).
-
-    A constant sample has no spread to resample; its interval is the point, as the percentile bootstrap says too.
-    With one seed nothing is known of the spread: the interval is infinite.
-
-    >>> mean_interval([1.0, 1.0, 1.0])
-    Interval(value=1.0, low=1.0, high=1.0)
-    """
-    sample = _vector(values)
-    mean = float(sample.mean())
-    if len(sample) == 1:
-        return Interval(mean, -math.inf, math.inf)
-    if np.ptp(sample) == 0:
-        return Interval(mean, mean, mean)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a degenerate jackknife gives NaN, handled below
-        ends = stats.bootstrap(
-            (sample,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=np.random.default_rng(0)
-        ).confidence_interval
-        if not (math.isfinite(ends.low) and math.isfinite(ends.high)):
-            ends = stats.bootstrap(
-                (sample,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
-            ).confidence_interval
-    return Interval(mean, float(ends.low), float(ends.high))
+ROUNDING = 1e-12
+"""Share of the largest sum by which two sums that are equal may differ; sums of 32 float64 differ by 32 * 1.1e-16."""
 
 
 def interquartile_mean(values: ArrayLike) -> float:
@@ -73,25 +30,43 @@ def interquartile_mean(values: ArrayLike) -> float:
     >>> interquartile_mean([0.0, 1.0, 2.0, 100.0])
     1.5
     """
-    return float(stats.trim_mean(_vector(values), 0.25))
+    return float(stats.trim_mean(vector(values), 0.25))
 
 
 def sign_flip_p(differences: ArrayLike) -> float:
-    """Return the two-sided p of the mean of paired differences under flips of their signs; exact up to 16 pairs.
+    """Return the two-sided p of the mean of paired differences under flips of their signs; exact up to 32 that differ.
 
-    If the change did nothing, each difference would be as likely as its negative. The smallest p is 2 / 2^n.
+    If the change did nothing, each difference would be as likely as its negative. The smallest p is 2 / 2^n. Of
+    indicators (a seed is dead or not) it is McNemar's exact test: a seed's data and, where shapes agree, its initial
+    weights are the same in base and variant, so that the seeds in which both die or neither tell nothing.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     0.25
     """
-    sample = _vector(differences)
-    if np.all(sample == 0):
+    sample = vector(differences)
+    moved = sample[sample != 0]  # to flip a zero changes nothing
+    n = len(moved)
+    if n == 0:
         return 1.0
-    resamples = 2 ** len(sample) if len(sample) <= EXACT_SEEDS else FLIPS
-    found = stats.permutation_test(
-        (sample,), np.mean, permutation_type="samples", n_resamples=resamples, rng=np.random.default_rng(0)
-    )
-    return float(found.pvalue)
+    if n > EXACT_SEEDS:
+        found = stats.permutation_test(
+            (sample,), np.mean, permutation_type="samples", n_resamples=FLIPS, rng=np.random.default_rng(0)
+        )
+        return float(found.pvalue)
+    wanted = abs(float(moved.sum())) - ROUNDING * float(np.abs(moved).sum())
+    if wanted <= 0:
+        return 1.0
+    left, right = _signed_sums(moved[: n // 2]), np.sort(_signed_sums(moved[n // 2 :]))
+    as_large = int((len(right) - np.searchsorted(right, wanted - left)).sum())
+    return min(1.0, 2 * as_large / 2**n)  # the sums lie symmetrically about zero
+
+
+def _signed_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sums under all 2^n choices of signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums - value, sums + value])
+    return sums
 
 
 def smallest_p(seeds: int) -> float:
@@ -103,16 +78,26 @@ def smallest_p(seeds: int) -> float:
     return 2.0 / 2**seeds if seeds <= EXACT_SEEDS else 2.0 / (FLIPS + 1)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number (Holm 1979): the family-wise error stays at its level.
+def holm(p_values: Sequence[float], tests: int | None = None) -> list[float]:
+    """Return p-values adjusted for the number of tests (Holm 1979): the family-wise error stays at its level.
+
+    Args:
+        p_values: of the tests that were made.
+        tests: in the family, where more belong to it; those that were not made count as if they had shown nothing,
+            which can only raise the others' p.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
+    >>> holm([0.01], tests=3)
+    [0.03]
     """
+    family = len(p_values) if tests is None else tests
+    if family < len(p_values):
+        raise ValueError(f"tests was {family}, and there are {len(p_values)} p-values; a family holds all of its tests")
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        largest = max(largest, min(1.0, (family - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
 
@@ -123,57 +108,33 @@ def probability_of_improvement(base: ArrayLike, variant: ArrayLike) -> float:
     >>> probability_of_improvement([1.0, 0.5], [0.5, 0.5])
     0.75
     """
-    b, v = _vector(base), _vector(variant)
+    b, v = vector(base), vector(variant)
     return float(np.mean((b[:, None] > v) + 0.5 * (b[:, None] == v)))
-
-
-def smallest_detectable(differences: ArrayLike, tests: int = 1, resolution: float = 0.0) -> float:
-    """Return the mean difference that a paired t-test on as many seeds would find with 80 % power.
-
-    Args:
-        differences: paired; their spread is taken as the true one.
-        tests: in the family; the level is divided by their number.
-        resolution: the smallest difference that one seed can show.
-    """
-    sample = _vector(differences)
-    n = len(sample)
-    if n < 2:
-        return math.inf
-    spread = max(float(sample.std(ddof=1)), resolution)
-    critical = stats.t.ppf(1 - ALPHA / tests / 2, n - 1)
-
-    def missing(effect: float) -> float:
-        return float(stats.nct.sf(critical, n - 1, effect * math.sqrt(n))) - POWER
-
-    high = 1.0
-    while missing(high) < 0:
-        high *= 2
-    return spread * float(optimize.brentq(missing, 0.0, high))
-
-
-def wilson(successes: int, trials: int) -> Interval:
-    """Return a share and its 95 % interval (Wilson 1927)."""
-    ends = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-    return Interval(successes / trials, float(ends.low), float(ends.high))
-
-
-def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Return Fisher's exact two-sided p for (successes, trials) of two groups."""
-    table = [[k, n - k] for k, n in (first, second)]
-    return float(stats.fisher_exact(table).pvalue)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variant minus base over paired seeds."""
+    """Variant minus base over paired seeds.
+
+    Attributes:
+        difference: of the means, with its interval.
+        p: of the exact sign-flip test.
+    """
 
     difference: Interval
     p: float
 
     @staticmethod
-    def of(base: ArrayLike, variant: ArrayLike) -> Comparison:
-        """Compare values of the same seeds in the same order."""
-        b, v = _vector(base), _vector(variant)
+    def of(base: ArrayLike, variant: ArrayLike, span: float | None = None) -> Comparison:
+        """Compare values of the same seeds in the same order.
+
+        Args:
+            base: one a seed.
+            variant: one a seed.
+            span: the largest difference that is possible, where there is one.
+        """
+        b, v = vector(base), vector(variant)
         if len(b) != len(v):
             raise ValueError(f"base has {len(b)} seeds and variant {len(v)}; both must have the same")
-        return Comparison(mean_interval(v - b), sign_flip_p(v - b))
+        bounds = None if span is None else (-span, span)
+        return Comparison(mean_interval(v - b, bounds), sign_flip_p(v - b))

@@ -2,10 +2,15 @@
 
 from veriformer.ablations.measuring import initialisation, profiling
 from veriformer.ablations.measuring.measurement import MEASUREMENTS
-from veriformer.ablations.studies import core, parts, training
+from veriformer.ablations.studies import core, depth, parts, training
 from veriformer.ablations.studies.study import STUDIES
 
-DEFAULT = ("positions", "residual", "norm", "warm-up")
+TABLE = "table"
+"""What the table of parts removed is called beside the studies; see `veriformer.ablations.table`."""
+
+DEFAULT = (TABLE,)
 """What `veriformer ablate` runs without an argument."""
 
-__all__ = ["DEFAULT", "MEASUREMENTS", "STUDIES", "core", "initialisation", "parts", "profiling", "training"]
+__all__ = [
+    "DEFAULT", "MEASUREMENTS", "STUDIES", "TABLE", "core", "depth", "initialisation", "parts", "profiling", "training",
+]  # fmt: skip

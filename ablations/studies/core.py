@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veriformer.ablations.studies.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.studies.study import Expectation, Prediction, Setting, Study, Variant, register
 from veriformer.ablations.trials.recipe import Recipe
 
 SMALL = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "learned"}
@@ -31,17 +31,35 @@ register(
         predictions=(
             Prediction(
                 "none", "chance", "theorem: attention without positions is permutation-equivariant (Lee et al. 2019)",
-                tasks=ORDER, theorem="permutation",
+                tasks=ORDER, theorem="permutation", registered="2026-11-21",
             ),
-            Prediction("none", "equivalent", "a multiset is all that these tasks need", tasks=CONTROLS),
+            Prediction(
+                "none", "alike", "Zaheer et al. 2017, theorem 2: a sum over tokens holds all of a multiset",
+                tasks=CONTROLS, registered="2026-11-23",
+            ),
             Prediction(
                 "alibi", "chance", "theorem: |t - s| and a mean cannot tell a sequence from its reverse",
-                tasks=("precede", "bigram"), theorem="reversal",
+                tasks=("precede", "bigram"), theorem="reversal", registered="2026-11-21",
             ),
-            Prediction("sinusoidal", "equivalent", "Vaswani et al. 2017, table 3 row E: nearly identical", tasks=ORDER),
-            Prediction("rotary", "equivalent", "seen at this size", tasks=("precede", "bigram")),
+            Prediction(
+                "sinusoidal", "alike", "Vaswani et al. 2017, table 3 row E: nearly identical", tasks=ORDER,
+                registered="2026-11-21",
+            ),
+            Prediction(
+                "rotary", "faster", "Su et al. 2021, section 4.2: the loss falls faster", tasks=("precede", "bigram"),
+                registered="2026-11-23",
+            ),
         ),
         lengths=(16, 32),
+        fit="lengths",
+        expectations=(
+            Expectation("precede, learned: accuracy at T = 32", 0.0, 0.9, "Press et al. 2022: rows never trained",
+                        registered="2026-11-23"),
+            Expectation("precede, rotary: accuracy at T = 32", 0.0, 0.95, "Press et al. 2022, figure 1: rotary falls",
+                        registered="2026-11-23"),
+            Expectation("bigram, t5: accuracy at T = 32", 0.9, 1.0, "Press et al. 2022: a bias by distance holds",
+                        registered="2026-11-23"),
+        ),
     ),
     Study(
         name="residual",
@@ -61,10 +79,11 @@ register(
         predictions=(
             Prediction(
                 "no residual", "hurts", "Dong et al. 2021: rank collapses with depth", tasks=("precede",),
-                settings=("N=6 lr=0.002", "N=6 lr=0.003"),
+                settings=("N=6 lr=0.002", "N=6 lr=0.003"), registered="2026-11-21",
             ),
             Prediction(
-                "no residual", "equivalent", "one layer: little to skip", tasks=("precede",), settings=("N=1 lr=0.002",)
+                "no residual", "alike", "He et al. 2016, section 4.1: a net that is not deep does as well without",
+                tasks=("precede",), settings=("N=1 lr=0.002",), registered="2026-11-23",
             ),
         ),
     ),
@@ -88,12 +107,18 @@ register(
         # the control at a depth of its own, which is the cheaper
         skip=lambda task, setting, variant: (task == "count") != (setting == "N=2 lr=0.003"),
         predictions=(
-            Prediction("no norm", "hurts", "seen: loss spikes, worse with depth and rate", settings=("lr=0.003",)),
+            Prediction(
+                "no norm", "hurts", "Bjorck et al. 2018, section 3: without normalization large steps diverge",
+                settings=("lr=0.003",), registered="2026-11-23",
+            ),
             Prediction(
                 "post-LN", "hurts", "Xiong et al. 2020: needs warm-up, and here is none", tasks=("precede",),
-                settings=("lr=0.003",),
+                settings=("lr=0.003",), registered="2026-11-21",
             ),
-            Prediction("RMSNorm", "equivalent", "Zhang & Sennrich 2019: comparable", tasks=("precede",)),
+            Prediction(
+                "RMSNorm", "alike", "Zhang & Sennrich 2019: comparable", tasks=("precede",),
+                registered="2026-11-21",
+            ),
         ),
     ),
     Study(
@@ -110,9 +135,12 @@ register(
             for name, change in RATES.items()
         ),
         predictions=(
-            Prediction("no warm-up", "hurts", "Xiong et al. 2020, figure 2", settings=("post-LN lr=0.003",)),
-            Prediction("no warm-up", "equivalent", "Xiong et al. 2020, section 4: pre-LN needs none",
-                       settings=tuple(f"pre-LN {name}" for name in RATES)),
+            Prediction(
+                "no warm-up", "hurts", "Xiong et al. 2020, figure 2", settings=("post-LN lr=0.003",),
+                registered="2026-11-21",
+            ),
+            Prediction("no warm-up", "alike", "Xiong et al. 2020, section 4: pre-LN needs none",
+                       settings=tuple(f"pre-LN {name}" for name in RATES), registered="2026-11-21"),
         ),
     ),
 )  # fmt: skip

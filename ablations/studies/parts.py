@@ -1,12 +1,19 @@
-"""Parts of a layer and of a model: scale, feed-forward network, pooling, depth and width, positions of decoders."""
+"""Parts of a layer and of a model: scale, feed-forward network, pooling, registers, positions of decoders."""
 
 from __future__ import annotations
 
-from veriformer.ablations.studies.core import DEEP, SMALL, WARM_UP
-from veriformer.ablations.studies.study import Prediction, Setting, Study, Variant, register
+from veriformer.ablations.studies.core import SMALL
+from veriformer.ablations.studies.study import Expectation, Prediction, Setting, Study, Variant, register
 from veriformer.ablations.trials.recipe import Recipe
 
 DECODER = Recipe(steps=400, learning_rate=3e-3, warm_up=40)
+
+FEW = Recipe(steps=200, learning_rate=2e-3, warm_up=20)
+FEW_SAMPLES = (
+    Setting("64 samples", {}, {"num_samples": 64}),
+    Setting("512 samples", {"positions": "rotary"}, {"num_samples": 512, "steps": 400}),
+)
+"""Samples enough for the best poolings and too few for the others: with fresh ones every pooling solves these tasks."""
 
 register(
     Study(
@@ -25,44 +32,19 @@ register(
         ),
         tasks=("copy", "induction"),
         predictions=(
-            Prediction("none", "hurts", "seen at this size; not at chance, for the mask alone tells some order"),
-            Prediction("learned", "equivalent", "seen at this size"),
+            Prediction("none", "hurts", "Haviv et al. 2022, table 1: behind; the mask tells some order",
+                       registered="2026-11-23"),
+            Prediction("learned", "alike", "Su et al. 2021, section 4: on par", registered="2026-11-23"),
         ),
-    ),
-    Study(
-        name="residual-map",
-        question="At which depths and learning rates does a model live without residual connections?",
-        source="Dong et al. 2021; He et al. 2016",
-        config=DEEP,
-        recipe=Recipe(steps=300, warm_up=WARM_UP),
-        variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
-        tasks=("precede",),
-        settings=tuple(
-            Setting(f"N={depth} lr={rate:g}", {"num_layers": depth}, {"learning_rate": rate})
-            for depth in (1, 3, 6, 12)
-            for rate in (5e-4, 1e-3, 2e-3, 4e-3)
-        ),
-        predictions=(
-            Prediction("no residual", "hurts", "Dong et al. 2021", settings=("N=12 lr=0.002", "N=12 lr=0.004")),
-            Prediction("no residual", "depends", "slow, not impossible", settings=("N=6 lr=0.0005",)),
-        ),
-    ),
-    Study(
-        name="residual-norm",
-        question="Do residual connections and normalization depend on each other?",
-        source="Xiong et al. 2020; Zhang et al. 2019 (Fixup)",
-        config=DEEP,
-        recipe=Recipe(steps=300, warm_up=WARM_UP),
-        variants=(Variant("residual"), Variant("no residual", "x + f(x), leaving f(x)", {"residual": False})),
-        tasks=("precede",),
-        settings=tuple(
-            Setting(f"norm={name} lr={rate:g}", change, {"learning_rate": rate})
-            for name, change in (("pre", {}), ("post", {"norm_placement": "post"}), ("none", {"norm": "none"}))
-            for rate in (5e-4, 2e-3)
-        ),
-        predictions=(
-            Prediction("no residual", "hurts", "seen: .56 against 1.00", settings=("norm=pre lr=0.002",)),
-            Prediction("no residual", "depends", "without both it trains again", settings=("norm=none lr=0.002",)),
+        lengths=(8, 24),
+        fit="lengths",
+        expectations=(
+            Expectation("copy, learned: accuracy at T = 8", 0.0, 0.9, "Kazemnejad et al. 2023: it does not carry over",
+                        registered="2026-11-23"),
+            Expectation("copy, rotary: accuracy at T = 8", 0.0, 0.9, "Kazemnejad et al. 2023: it does not carry over",
+                        registered="2026-11-23"),
+            Expectation("induction, t5: accuracy at T = 24", 0.9, 1.0, "Press et al. 2022: a bias by distance holds",
+                        registered="2026-11-23"),
         ),
     ),
     Study(
@@ -79,68 +61,110 @@ register(
         tasks=("precede", "induction"),
         settings=tuple(Setting(f"lr={rate:g}", {}, {"learning_rate": rate}) for rate in (1e-3, 3e-3)),
         predictions=(
-            Prediction("none", "hurts", "Vaswani et al. 2017, footnote 4; seen with three seeds", tasks=("induction",)),
-            Prediction("none", "depends", "entropy collapses at the start; training may mend it", tasks=("precede",)),
-            Prediction("1 / d_k", "depends", "seen: the sign flips with the rate"),
+            Prediction("none", "hurts", "Vaswani et al. 2017, footnote 4", tasks=("induction",),
+                       registered="2026-11-21"),
+            Prediction("none", "slower", "Vaswani et al. 2017, footnote 4: small gradients", tasks=("precede",),
+                       registered="2026-11-23"),
+            Prediction("1 / d_k", "slower", "nearly even attention at the start: Yang et al. 2022 change the rates too",
+                       tasks=("precede",), settings=("lr=0.001",), registered="2026-11-23"),
         ),
     ),
     Study(
         name="feed-forward",
         question="What do the feed-forward network, its width and its activation buy?",
-        source="Vaswani et al. 2017, section 3.3; Shazeer 2020",
-        config={**SMALL, "positions": "learned"},
-        recipe=DECODER,
+        source="Vaswani et al. 2017, section 3.3; Shazeer 2020; Geva et al. 2021",
+        config={**SMALL, "num_layers": 1},
+        recipe=Recipe(steps=800, batch_size=256, learning_rate=3e-3, warm_up=50, schedule="cosine"),
         variants=(
             Variant("4d ReLU"),
             Variant("no feed-forward", "the whole network", edits=("no feed-forward",)),
+            Variant("1d", "three quarters of the width", {"d_ff": 32}),
             Variant("2d", "half of the width", {"d_ff": 64}),
             Variant("8d", "(twice the width)", {"d_ff": 256}),
             Variant("GELU", "ReLU", {"activation": "gelu"}),
             Variant("SwiGLU", "ReLU and two matrices, for three", {"activation": "swiglu", "d_ff": 85}),
         ),
-        tasks=("precede", "induction", "memorise"),
+        # too many facts for any of these: none is at the ceiling
+        tasks=("facts",),
         predictions=(
-            Prediction("no feed-forward", "hurts", "facts are stored there (Geva et al. 2021)", tasks=("memorise",)),
-            Prediction("GELU", "equivalent", "small effects, seen at this size"),
-            Prediction("SwiGLU", "equivalent", "small effects, seen at this size"),
+            Prediction("no feed-forward", "hurts", "Geva et al. 2021: facts are stored there", registered="2026-11-23"),
+            Prediction("1d", "hurts", "Allen-Zhu & Li 2024: facts take bits, and bits parameters",
+                       registered="2026-11-23"),
+            Prediction("2d", "hurts", "Allen-Zhu & Li 2024", registered="2026-11-23"),
+            Prediction("8d", "helps", "Allen-Zhu & Li 2024", registered="2026-11-23"),
+            Prediction("GELU", "helps", "Shazeer 2020, table 1: lower perplexity than ReLU", registered="2026-11-23"),
+            Prediction("SwiGLU", "helps", "Shazeer 2020, table 1: lower perplexity at equal parameters",
+                       registered="2026-11-23"),
         ),
     ),
     Study(
         name="pooling",
         question="Which pooling fits which task?",
         source="Devlin et al. 2019 (class token); Reimers & Gurevych 2019, table 6",
-        config={**SMALL, "positions": "learned"},
-        recipe=Recipe(steps=200, learning_rate=2e-3, warm_up=20),
+        config=SMALL,
+        recipe=FEW,
         variants=(
             Variant("mean"),
             Variant("cls", "the mean, for a class token", {"pooling": "cls"}),
             Variant("max", "the mean, for the maximum", {"pooling": "max"}),
             Variant("weighted", "the mean, for a weighted one", {"pooling": "weighted"}),
         ),
-        tasks=("precede", "majority", "needle"),
+        # to count to seven among 25, and to find one token by its neighbour
+        tasks=("mode", "after"),
+        settings=FEW_SAMPLES,
+        skip=lambda task, setting, variant: (task == "mode") != (setting == "64 samples"),
         predictions=(
-            Prediction("max", "faster", "one token in 32 stands out in a maximum", tasks=("needle",)),
-            Prediction("cls", "equivalent", "seen at this size", tasks=("majority",)),
+            Prediction("max", "hurts", "Xu et al. 2019, section 5.3: a maximum counts nothing", tasks=("mode",),
+                       registered="2026-11-23"),
+            Prediction("cls", "hurts", "Reimers & Gurevych 2019, table 6: the mean is the better",
+                       registered="2026-11-23"),
+            Prediction("max", "faster", "Collobert et al. 2011, section 3.2: the place that matters stands out",
+                       tasks=("after",), registered="2026-11-23"),
         ),
     ),
     Study(
-        name="depth-width",
-        question="Is depth or width the better use of parameters?",
-        source="Tay et al. 2022; Levine et al. 2020; the textbook rule is tested, not assumed",
-        config={"num_layers": 2, "d_model": 64, "num_heads": 4, "positions": "learned"},
-        recipe=Recipe(steps=500, learning_rate=1e-3, warm_up=50),
+        name="registers",
+        question="Do register tokens, which are never read, buy anything?",
+        source="Darcet et al. 2024",
+        config=SMALL,
+        recipe=FEW,
         variants=(
-            Variant("N=2 d=64"),
-            Variant("N=6 d=64", "(three times the depth)", {"num_layers": 6}),
-            Variant("N=12 d=64", "(six times the depth)", {"num_layers": 12}),
-            Variant("N=2 d=128", "(twice the width)", {"d_model": 128}),
-            Variant("N=6 d=128", "(three times the depth, twice the width)", {"num_layers": 6, "d_model": 128}),
-            Variant("N=8 d=32", "width, for depth, at equal parameters", {"num_layers": 8, "d_model": 32}),
+            Variant("no register"),
+            Variant("1 register", "(a register)", {"num_registers": 1}),
+            Variant("4 registers", "(four registers)", {"num_registers": 4}),
         ),
-        tasks=("hops", "memorise"),
+        tasks=("mode", "after"),
+        settings=FEW_SAMPLES,
+        skip=lambda task, setting, variant: (task == "mode") != (setting == "64 samples"),
         predictions=(
-            Prediction("N=6 d=64", "helps", "composition wants depth (textbook); seen with two seeds", tasks=("hops",)),
-            Prediction("N=2 d=128", "faster", "memory wants parameters", tasks=("memorise",)),
+            Prediction("4 registers", "alike", "Darcet et al. 2024, table 2: classification within half a point",
+                       registered="2026-11-23"),
+        ),
+    ),
+    Study(
+        name="addition",
+        question="What does it take to add two numbers?",
+        source="Nogueira et al. 2021; Lee et al. 2024 (digits reversed); Quirke & Barez 2024",
+        config={**SMALL, "d_model": 64, "num_heads": 4},
+        recipe=Recipe(steps=1500, learning_rate=1e-3, warm_up=75, schedule="cosine"),
+        variants=(
+            Variant("learned, N=2"),
+            Variant("no positions", "positional encoding", {"positions": "none"}),
+            Variant("rotary", "trained positions, for rotations", {"positions": "rotary"}),
+            Variant("N=1", "the second layer", {"num_layers": 1}),
+            Variant("no feed-forward", "the whole network", edits=("no feed-forward",)),
+            Variant("no residual", "x + f(x)", {"residual": False}),
+            Variant("d=32", "half of the width", {"d_model": 32}),
+        ),
+        tasks=("addition",),
+        predictions=(
+            Prediction("no positions", "hurts", "Nogueira et al. 2021: a digit counts by its place",
+                       registered="2026-11-23"),
+            Prediction("no feed-forward", "hurts", "Quirke & Barez 2024: sums of digits are looked up there",
+                       registered="2026-11-23"),
+            Prediction("N=1", "hurts", "Quirke & Barez 2024: one layer does not carry through",
+                       registered="2026-11-23"),
+            Prediction("no residual", "hurts", "He et al. 2016", registered="2026-11-23"),
         ),
     ),
     Study(
@@ -155,10 +179,12 @@ register(
             Variant("N=1", "the second layer", {"num_layers": 1}),
             Variant("no residual", "x + f(x)", {"residual": False}),
         ),
-        tasks=("copy", "reverse", "sort", "addition", "induction", "selective-copy"),
+        tasks=("copy", "reverse", "sort", "induction", "selective-copy"),
         predictions=(
-            Prediction("no positions", "hurts", "order is what is asked", tasks=("copy", "reverse", "induction")),
-            Prediction("N=1", "hurts", "Olsson et al. 2022: induction takes two layers", tasks=("induction",)),
+            Prediction("no positions", "hurts", "order is what is asked", tasks=("copy", "reverse", "induction"),
+                       registered="2026-11-21"),
+            Prediction("N=1", "hurts", "Olsson et al. 2022: induction takes two layers", tasks=("induction",),
+                       registered="2026-11-21"),
         ),
     ),
     Study(
@@ -173,8 +199,10 @@ register(
         ),
         tasks=("translate-reverse", "translate-sort"),
         predictions=(
-            Prediction("no cross-attention", "chance", "nothing of the source is known", tasks=("translate-reverse",)),
-            Prediction("no cross-attention", "hurts", "only the target's own tokens help", tasks=("translate-sort",)),
+            Prediction("no cross-attention", "chance", "nothing of the source is known", tasks=("translate-reverse",),
+                       registered="2026-11-21"),
+            Prediction("no cross-attention", "hurts", "only the target's own tokens help", tasks=("translate-sort",),
+                       registered="2026-11-21"),
         ),
     ),
 )  # fmt: skip

@@ -110,17 +110,23 @@ def source_entropy(states: int = 16) -> float:
     return float(-(stationary[:, None] * matrix * matrix.log()).sum())
 
 
-def _source(generator: torch.Generator, number: int, length: int) -> Samples:
-    """Draw from a Markov chain of known entropy; two take turns, so that the last but one token tells the next."""
+def source_sequence(generator: torch.Generator, number: int, length: int) -> Tensor:
+    """Draw `[B, T]` from a Markov chain of known entropy; two take turns: the last but one token tells the next.
+
+    Both chains begin evenly; `length` must be 2 or more.
+    """
     cumulative = source_transition().cumsum(dim=1)
     tokens = torch.randint(16, (number, 2), generator=generator)
-    draws = torch.rand(number, length, generator=generator, dtype=torch.float64)
+    draws = torch.rand(number, length - 1, generator=generator, dtype=torch.float64)
     columns = [tokens[:, 0], tokens[:, 1]]
-    for step in range(length - 1):
+    for step in range(length - 2):
         row = cumulative[columns[-2]]
         columns.append((row < draws[:, step : step + 1]).sum(dim=1).clamp(max=15))
-    sequence = torch.stack(columns, dim=1)
-    return _next_token(sequence, 2)
+    return torch.stack(columns, dim=1)
+
+
+def _source(generator: torch.Generator, number: int, length: int) -> Samples:
+    return _next_token(source_sequence(generator, number, length + 1), 2)
 
 
 def source_best(states: int = 16) -> tuple[float, float]:

@@ -32,7 +32,8 @@ def _closed_under_swap(tokens: Tensor, labels: Tensor) -> Samples:
     return Samples((both,), torch.stack([labels, 1 - labels], dim=1).flatten())
 
 
-def _precede(generator: torch.Generator, number: int, length: int) -> Samples:
+def precede(generator: torch.Generator, number: int, length: int) -> Samples:
+    """Ask whether the one a stands before the one b."""
     half = number // 2
     places = _two_places(generator, half, length)
     tokens = _fillers(generator, half, length)
@@ -79,8 +80,9 @@ def _needle(generator: torch.Generator, number: int, length: int) -> Samples:
 
 
 def _classes(
-    name: str, statement: str, sample: Sampler, *, classes: int = 2, needs: tuple[str, ...] = (), length: int = LENGTH
-) -> Task:
+    name: str, statement: str, sample: Sampler, *, classes: int = 2, needs: tuple[str, ...] = (), length: int = LENGTH,
+    symbols: tuple[str, ...] = (),
+) -> Task:  # fmt: skip
     return Task(
         name=name,
         statement=statement,
@@ -90,16 +92,17 @@ def _classes(
         chance=1 / classes,
         num_classes=classes,
         needs=needs,
+        symbols=symbols,
         sample=sample,
     )
 
 
-ORDER = ("positions",)
+ORDER, AB = ("positions",), ("a", "b")
 register(
-    _classes("precede", "does the one a stand before the one b?", _precede, needs=ORDER),
-    _classes("bigram", "is it ab or ba that stands somewhere in the sequence?", _bigram, needs=ORDER),
+    _classes("precede", "does the one a stand before the one b?", precede, needs=ORDER, symbols=AB),
+    _classes("bigram", "is it ab or ba that stands somewhere in the sequence?", _bigram, needs=ORDER, symbols=AB),
     _classes("first", "which of two tokens, as many of one as of the other, stands first?", _first, needs=ORDER),
-    _classes("count", "how often does a occur, 0 to 3 times?", _count, classes=4),
+    _classes("count", "how often does a occur, 0 to 3 times?", _count, classes=4, symbols=("a",)),
     _classes("majority", "which of two tokens is the more frequent?", _majority),
     _classes("needle", "which of four tokens is hidden among 31 fillers?", _needle, classes=4, length=32),
 )

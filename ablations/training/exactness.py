@@ -57,5 +57,14 @@ def reversal(model: nn.Module, tokens: Tensor) -> Exactness:
     return _difference(model, tokens, [tokens.flip(1)])
 
 
-CHECKS: Mapping[str, Callable[[nn.Module, Tensor], Exactness]] = {"permutation": permutation, "reversal": reversal}
-"""Checks of a trained model (in float64, eval mode) on tokens `[B, T]` or views, by name."""
+def source(model: nn.Module, source: Tensor, target: Tensor) -> Exactness:
+    """Check that another sample's source gives the same logits: what no layer attends to is not known."""
+    with torch.no_grad():
+        logits = model(source, target)
+        worst = max(float((model(source.roll(by, 0), target) - logits).abs().max()) for by in (1, len(source) // 2))
+        return Exactness(worst / max(float(logits.abs().max()), 1e-300), 2 * len(source))
+
+
+CHECKS: Mapping[str, Callable[..., Exactness]] = {"permutation": permutation, "reversal": reversal, "source": source}
+"""Checks of a trained model (in float64, eval mode) by name, on what it is called with: tokens `[B, T]`, views, or
+source `[B, S]` and target `[B, T]`."""

@@ -28,6 +28,17 @@ def loss_and_accuracy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) ->
     return loss.view(seeds, -1).sum(dim=1) / count, right.view(seeds, -1).sum(dim=1) / count
 
 
+def overconfidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean probability of the likeliest class less the accuracy, `[seeds]`: above 0 the model is too sure.
+
+    The calibration error has no sign: it counts a modest model as it counts one that is too sure.
+    """
+    confidence, guess = logits.softmax(dim=-1).max(dim=-1)
+    judged = labels != IGNORED
+    over = torch.where(judged, confidence - (guess == labels).to(confidence), 0.0)
+    return over.flatten(1).sum(dim=1) / judged.flatten(1).sum(dim=1)
+
+
 def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     """Return the expected calibration error `[seeds]` over bins of confidence (Guo et al. 2017, section 2)."""
     confidence, guess = logits.softmax(dim=-1).max(dim=-1)

@@ -34,6 +34,7 @@ def _replace(model: nn.Module, name: str, make: Callable[[], nn.Module]) -> None
 
 EDITS: Mapping[str, Callable[[nn.Module], None]] = {
     "no cross-attention": lambda model: _replace(model, "cross_attention", _NoAttention),
+    "no closing norm": lambda model: _replace(model, "final_norm", nn.Identity),
     "no feed-forward": lambda model: _replace(model, "feed_forward", _NoFeedForward),
 }
 """Changes to a model in place, by name."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 SCHEDULES = ("constant", "linear", "cosine")
+OBJECTIVES = ("task", "next", "masked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,9 @@ class Recipe:
         label_smoothing: share of the target spread over all classes.
         num_samples: training samples in all, gone through again and again; 0: fresh ones every step.
         autocast: whether the forward runs under bfloat16 autocast.
+        objective: what is asked in training: "task", what the test asks; for tasks with a hidden token "next", every
+            token but the first (Radford et al. 2018), or "masked", a random share of them (Devlin et al. 2019).
+        mask_share: of the tokens, for "masked".
     """
 
     steps: int = 250
@@ -37,10 +41,14 @@ class Recipe:
     label_smoothing: float = 0.0
     num_samples: int = 0
     autocast: bool = False
+    objective: str = "task"
+    mask_share: float = 0.15
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule was {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective was {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
         if self.steps < 1 or self.batch_size < 1:
             raise ValueError(f"steps was {self.steps} and batch_size {self.batch_size}; both must be at least 1")
 

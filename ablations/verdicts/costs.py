@@ -10,7 +10,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.ablations.tasks import TASKS
+from veriformer.ablations.training.own.building import built
+from veriformer.ablations.training.own.feeding import first_batches
+from veriformer.ablations.training.own.losses import trained_on
 from veriformer.ablations.training.stacking import build_one
+from veriformer.ablations.trials.own import at_home, parts_of
+from veriformer.ablations.trials.own_process import asked_apart
 from veriformer.ablations.trials.trial import Trial
 from veriformer.reference.config import Config
 from veriformer.reference.counting import count_flops
@@ -19,13 +24,18 @@ BACKWARD = 2
 """A backward pass multiplies twice for each product of the forward: by the weights and by the inputs."""
 
 
-def cost_of(trial: Trial) -> dict[str, int]:
-    """Return the parameters of the model and the FLOPs of one training step of one seed (forward and backward)."""
+def cost_of(trial: Trial) -> dict[str, int | None]:
+    """Return the parameters of the model and the FLOPs of one training step of one seed (forward and backward).
+
+    Of an own model they are counted as they happen; None for what cannot be counted.
+    """
+    if trial.own is not None:
+        return asked_apart(lambda: _own_cost(trial), {"parameters": None, "flops": None})
     return _cost(trial.task, json.dumps(dict(trial.config)), trial.edits, trial.recipe.batch_size)
 
 
 @functools.lru_cache(maxsize=512)
-def _cost(task_name: str, config: str, edits: tuple[str, ...], batch: int) -> dict[str, int]:
+def _cost(task_name: str, config: str, edits: tuple[str, ...], batch: int) -> dict[str, int | None]:
     task, given = TASKS[task_name], json.loads(config)
     trial = Trial(task=task_name, config=given, edits=edits)
     model = build_one(trial)
@@ -40,3 +50,36 @@ def _cost(task_name: str, config: str, edits: tuple[str, ...], batch: int) -> di
             model(*inputs)
         flops = counter.get_total_flops() * batch // 2
     return {"parameters": sum(p.numel() for p in model.parameters()), "flops": (1 + BACKWARD) * flops}
+
+
+def same_start(trial: Trial, base: Trial) -> float | None:
+    """Return the share of an own model's parameters that start with the values that the base's have; None: not known.
+
+    Both are built from the same seed, but a part more or less draws random numbers, and all that is built after it
+    draws others.
+    """
+    return asked_apart(lambda: _same_start(trial, base), None)  # what is wrong was told where it was trained
+
+
+def _same_start(trial: Trial, base: Trial) -> float | None:
+    with at_home(trial):
+        one, other = (dict(built(parts_of(t), t, torch.device("cpu")).named_parameters()) for t in (trial, base))
+    same = [p.numel() for n, p in one.items() if n in other and torch.equal(p, other[n])]
+    return sum(same) / max(1, sum(p.numel() for p in one.values()))
+
+
+def _own_cost(trial: Trial) -> dict[str, int | None]:
+    cost: dict[str, int | None] = {"parameters": None, "flops": None}
+    with at_home(trial), torch.random.fork_rng(devices=[]):
+        try:
+            parts = parts_of(trial)
+            model = built(parts, trial, torch.device("cpu"))
+            cost["parameters"] = sum(p.numel() for p in model.parameters())
+            (batch,) = first_batches(parts, [trial], torch.device("cpu"))
+            if parts.step is None:
+                with FlopCounterMode(display=False) as counter, torch.no_grad():
+                    trained_on(model, batch, parts.task, 0.0)
+                cost["flops"] = (1 + BACKWARD) * counter.get_total_flops()
+        except Exception:  # what is wrong with the code was told where it was trained
+            return cost
+    return cost

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import warnings
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from veriformer.cli.processes.limits import limit_memory
-from veriformer.cli.processes.nursing import captured, expendable, nursed
+from veriformer.cli.processes.limits import Limits
+from veriformer.cli.processes.nursing import Guard, captured, expendable, nursed, nursed_each
+from veriformer.cli.processes.plugging import described
 from veriformer.cli.processes.wire import Wire
 from veriformer.properties.adapters.homes import Surroundings
 from veriformer.properties.adapters.libraries import LIBRARIES
+from veriformer.properties.adapters.pasted import as_source
+from veriformer.properties.adapters.plugins import Plugin, PluginError
 from veriformer.properties.adapters.recognising import shipped
-from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
+from veriformer.properties.adapters.target import LIBRARY, Target, TargetError, is_a_file_alone
 from veriformer.properties.bench.guards import told, whose_fault
 from veriformer.properties.bench.isolation import is_lost, kept_flags
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
+from veriformer.properties.extending import load as load_plugins
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
-from veriformer.properties.results.clocks import PULSE
+from veriformer.properties.results.clocks import ENDED_FOR, PULSE
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import TIMEOUT, plain
 from veriformer.properties.subject.claims import claims_of
@@ -41,7 +47,12 @@ Message = tuple[str, dict[str, Any]]
 
 
 def serve(
-    end: socket.socket, output: Connection, pulse: MutableSequence[float], settings: dict[str, Any], memory_gib: float
+    end: socket.socket,
+    output: Connection,
+    pulse: MutableSequence[float],
+    settings: dict[str, Any],
+    limits: Limits,
+    modules: Sequence[str] | None,
 ) -> None:
     """Answer requests until the connection closes, in a process of its own.
 
@@ -52,19 +63,44 @@ def serve(
         output: what is written to the descriptors 1 and 2 goes there.
         pulse: shared numbers in which the asking side sees what is done; see `Pulse`.
         settings: fields of `Settings`, dtypes as names.
-        memory_gib: limit of the address space on the CPU; 0 for none.
+        limits: of the process and all that it starts.
+        modules: to import once, for a copy of the process to answer each question; None for one process for all.
     """
-    nursed(lambda: _serve(end, output, pulse, settings, memory_gib), (end, output))
+    if settings["device"] != "cpu":
+        limits = replace(limits, memory_gib=0)
+    guard = Guard(limits, lambda number: pulse.__setitem__(ENDED_FOR, number))
+    if modules is None:
+        nursed(lambda: _serve(Wire(end), captured(output), pulse, settings, limits, once=False), (end, output), guard)
+        return
+    flush = captured(output)
+
+    def prepare() -> None:
+        for name in modules:
+            with contextlib.suppress(Exception):  # told by whoever needs it
+                importlib.import_module(name)
+        flush()
+
+    def answer(wire: Wire, question: Any) -> None:
+        wire.push(question)
+        _serve(wire, flush, pulse, settings, limits, once=True)
+
+    with contextlib.suppress(EOFError, OSError):
+        nursed_each(answer, Wire(end), (end,), guard, prepare)
 
 
 def _serve(
-    end: socket.socket, output: Connection, pulse: MutableSequence[float], settings: dict[str, Any], memory_gib: float
+    wire: Wire,
+    flush: Callable[[], None],
+    pulse: MutableSequence[float],
+    settings: dict[str, Any],
+    limits: Limits,
+    *,
+    once: bool,
 ) -> None:
-    flush = captured(output)
     expendable()
     torch.set_num_threads(1)
-    limit_memory(memory_gib if settings["device"] == "cpu" else 0)
-    answers, wire, own = Answers(settings), Wire(end), os.getpid()
+    limits.hold()
+    answers, own = Answers(settings), os.getpid()
     PULSE.share(pulse)
     with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
         while True:
@@ -75,6 +111,8 @@ def _serve(
                 os._exit(0)
             fell = PULSE.hangs > 0 and answer.get("result", {}).get("outcome") == TIMEOUT
             wire.send([number, verdict, answer, answers.is_spent, fell])
+            if once:
+                return
 
 
 class Answers:
@@ -83,7 +121,10 @@ class Answers:
     def __init__(self, settings: dict[str, Any]) -> None:
         dtypes = tuple(getattr(torch, name) for name in settings.get("dtypes", ()))
         named = tuple(settings.get("named", ()))
-        self.settings = Settings(**{**settings, "dtypes": dtypes, "named": named})
+        self._said = {"kind": settings.get("kind"), "declares": settings.get("declares")}
+        self._plugins = [Plugin(**one) for one in settings.get("plugins", ())]
+        own = {name: value for name, value in settings.items() if name not in self._said and name != "plugins"}
+        self.settings = Settings(**{**own, "dtypes": dtypes, "named": named})
         self._judges: dict[str, Judge] = {}
         self._base = Path.cwd()
         self._surroundings = Surroundings()
@@ -93,9 +134,12 @@ class Answers:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                self._plug()
                 return "ok", getattr(self, question)(**arguments)
         except TargetError as problem:
             return "refused", {"why": str(problem), "is_usage": problem.is_usage}
+        except PluginError as problem:
+            return "refused", {"why": str(problem), "is_usage": True}
         except BaseException as problem:  # a worker that dies takes the reason with it
             if question in _ASKED_BY_USERS and isinstance(problem, KeyError | ValueError):
                 return "refused", {"why": str(problem.args[0]) if problem.args else str(problem)}
@@ -111,6 +155,26 @@ class Answers:
     def is_spent(self) -> bool:
         """Whether nothing more can be judged by this process: an assertion failed on the GPU."""
         return is_lost(torch.device(self.settings.device))
+
+    def _plug(self) -> None:
+        before = PULSE.begin(0)  # the asking side limits it as a whole
+        try:
+            with kept_flags():
+                load_plugins(self._plugins)
+        finally:
+            PULSE.end(before)
+
+    def plugged(self) -> dict[str, Any]:
+        """Say what the plug-ins add."""
+        plugins = described(self._plugins)
+        return {"plugins": plugins,
+                "properties": [_described(catalogue()[i]) for one in plugins for i in one["properties"]]}  # fmt: skip
+
+    def call(self, function: str, arguments: Sequence[Any]) -> dict[str, Any]:
+        """Call a function of veriformer's own, `module:name`."""
+        module, _, name = function.partition(":")
+        found: dict[str, Any] = getattr(importlib.import_module(module), name)(*arguments)
+        return found
 
     def select(self, only: Sequence[str], exclude: Sequence[str], level: str) -> dict[str, Any]:
         """Select properties, described in plain words."""
@@ -130,6 +194,7 @@ class Answers:
         return {
             "subjects": [{**_named(s), "plan": self._planned(s, props)} for s in subjects],
             "versions": _releases([target]),
+            "chosen": subjects[0].notes[0] if is_a_file_alone(target) else "",
         }
 
     def _planned(self, subject: Subject, props: Sequence[str]) -> dict[str, Any] | None:
@@ -147,6 +212,12 @@ class Answers:
     def describe(self) -> dict[str, Any]:
         """Describe the whole catalogue."""
         return {"properties": [_described(p) for p in catalogue().values()]}
+
+    def applicable(self, target: str, props: Sequence[str]) -> dict[str, Any]:
+        """Say which of these properties are judged on a subject, as far as can be told before they are."""
+        judge = self._judge(target)
+        with at_home(target, self._base):
+            return {"props": [prop for prop in props if judge.applies(catalogue()[prop])]}
 
     def judge(self, target: str, prop: str, known: dict[str, str]) -> dict[str, Any]:
         """Judge one property of one subject; `known` are outcomes found by other workers."""
@@ -176,6 +247,7 @@ class Answers:
                 "reconsidered": plain(judge.reconsider_all(results, [catalogue()[r.id] for r in results])),
                 "power": judge.prove_power([catalogue()[p] for p in props]),
                 "never_walked": judge.never_walked(walked),
+                "anatomy": plain(judge.anatomy()),
             }
 
     def identify(self, target: str) -> dict[str, Any]:
@@ -185,6 +257,11 @@ class Answers:
             findings, error = judge.identify()
             anatomy = judge.anatomy()
         return {"findings": plain(findings), "anatomy": plain(anatomy), "error": error}
+
+    def pasted(self, target: str) -> dict[str, Any]:
+        """Return the Subject that is understood of a target as the source of a file, or why there is none."""
+        subjects = self._loaded(target)
+        return {"source": as_source(subjects[0]), "target": subjects[0].target, "kind": subjects[0].kind}
 
     def replay(self, target: str, prop: str, choices: dict[str, Any]) -> dict[str, Any]:
         """Judge one recorded case again."""
@@ -203,7 +280,7 @@ class Answers:
         before = PULSE.begin(0)  # the asking side limits it as a whole
         try:
             with kept_flags():
-                return load(target, self._base)
+                return load(target, self._base, **self._said)
         finally:
             PULSE.end(before)
 

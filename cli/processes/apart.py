@@ -1,19 +1,53 @@
-"""Judgements in processes of their own, one call each: one that hangs or crashes costs its own row."""
+"""Judgements of whole subjects, each in a process of its own: one that hangs or crashes costs its own row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from veriformer.cli.processes.template import template
+from veriformer.cli.processes.asking import Judges, Lost, Task
+from veriformer.cli.processes.printed import Printed
 
-Call = tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]
+
+@dataclass(frozen=True)
+class Call:
+    """What is done in a process of its own.
+
+    Attributes:
+        function: `module:name`, one of veriformer's own that returns plain data.
+        arguments: plain data.
+        modules: that its process finds imported: the library of the subject.
+    """
+
+    function: str
+    arguments: Sequence[Any]
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a call.
+
+    Attributes:
+        name: of the call.
+        row: that it gave; None if there is none.
+        lost: why there is none; None if there is one.
+        printed: meanwhile, as a report has it; None if it was nothing.
+    """
+
+    name: str
+    row: dict[str, Any] | None
+    lost: Lost | None
+    printed: dict[str, Any] | None
+
+    @property
+    def why(self) -> str:
+        """One sentence about why there is no row; nothing if there is one."""
+        return self.lost.why if self.lost else ""
 
 
 @dataclass(frozen=True)
@@ -21,56 +55,46 @@ class Apart:
     """How judgements are run.
 
     Attributes:
+        judges: who does them.
         label: what is judged, for the progress bar.
-        workers: processes at a time.
         seconds: limit for one judgement; its process is ended then.
-        tasks_a_process: judgements that share a process one after another; 1 where they alter what is imported.
-        preload: modules that every process finds imported.
     """
 
+    judges: Judges
     label: str
-    workers: int
     seconds: float
-    tasks_a_process: int = 1
-    preload: Sequence[str] = ()
 
-    def run(self, calls: Mapping[str, Call], err: Console) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-        """Yield `(id, answer, "")` for each call, in the order in which they end; `(id, None, why)` if none came.
+    def run(self, calls: Mapping[str, Call], err: Console) -> Iterator[Ended]:
+        """Yield what came of each call, in the order in which they end.
 
         Args:
-            calls: id to function and arguments; the function must be importable.
+            calls: by name.
             err: where progress is shown, if it is a terminal.
+
+        Raises:
+            ClusterError: the workers of a cluster cannot do them.
         """
-        context = template(*self.preload)
-        left = list(calls.items())
-        running: dict[Future[dict[str, Any]], str] = {}
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TimeRemainingColumn())  # fmt: skip
-        with (
-            Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress,
-            ProcessPool(max_workers=self.workers, max_tasks=self.tasks_a_process, context=context) as pool,
-        ):
-            bar = progress.add_task(self.label, total=len(left))
-            try:
-                while left or running:
-                    while left and len(running) < self.workers + 1:
-                        name, (call, arguments) = left.pop(0)
-                        running[pool.schedule(call, args=arguments, timeout=self.seconds)] = name
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        name = running.pop(future)
-                        progress.update(bar, advance=1, description=name[:40])
-                        yield name, *_answer(future, self.seconds)
-            except BaseException:
-                pool.stop()
-                raise
+        ended: list[Ended] = []
+        tasks = [self._task(name, call, ended) for name, call in calls.items()]
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                   TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+            bar = progress.add_task(self.label, total=len(tasks))
+            for _ in self.judges.steps(tasks):
+                while ended:
+                    one = ended.pop(0)
+                    progress.update(bar, advance=1, description=one.name[:40])
+                    yield one
 
+    def _task(self, name: str, call: Call, ended: list[Ended]) -> Task:
+        printed = Printed()
 
-def _answer(future: Future[dict[str, Any]], seconds: float) -> tuple[dict[str, Any] | None, str]:
-    try:
-        return future.result(), ""
-    except TimeoutError:
-        return None, f"did not end within {seconds:g} s"
-    except ProcessExpired as problem:
-        return None, f"its process ended with status {problem.exitcode}"
-    except Exception as problem:  # of the code that is judged: it costs its own row
-        return None, f"judging it raised {type(problem).__name__}: {problem}"
+        def done(row: dict[str, Any]) -> None:
+            ended.append(Ended(name, row, None, printed.shown))
+
+        def lost(why: Lost) -> None:
+            ended.append(Ended(name, None, why, printed.shown))
+
+        asked = {"function": call.function, "arguments": list(call.arguments)}
+        return Task("call", lambda: asked, done, lost, seconds=self.seconds, modules=call.modules, told=printed,
+                    doing="it was judged")  # fmt: skip

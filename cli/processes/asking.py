@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
+from veriformer.cli.processes.limits import Limits
+from veriformer.cli.processes.orphans import Orphans
 from veriformer.cli.processes.printed import Printed
 from veriformer.cli.processes.template import start, template
 from veriformer.cli.processes.wire import NoAnswerError
@@ -20,6 +22,8 @@ from veriformer.cli.processes.worker import ANSWERING, Worker
 
 FALLS = 3
 """Tasks of one subject that may end or hang their process before the rest is not tried any more."""
+
+NO_ANSWER = "the process sent what is no answer"
 
 _LOOK = 0.1  # seconds between two looks at what the processes are doing
 _FAREWELL = 3.0  # seconds for an idle process to end by itself
@@ -50,11 +54,13 @@ class Lost:
         why: one sentence.
         outcome: of the row: "ERROR", "TIMEOUT", or "BLOCKED" if it was not asked any more.
         is_usage: whether the user asked for something that does not exist.
+        fell: whether its process ended.
     """
 
     why: str
     outcome: str = "ERROR"
     is_usage: bool = False
+    fell: bool = False
 
 
 @dataclass(eq=False)
@@ -64,13 +70,15 @@ class Task:
     Attributes:
         question: method of `Answers`.
         arguments: gives its arguments when it is sent; None if there is nothing to ask after all.
-        done: called with the answer.
+        done: called with the answer; raises NoAnswerError for what has not the form of one, before it takes it up.
         lost: called if no answer comes.
         needs: tasks that must be done first.
         seconds: limit, of those that count.
         home: target whose process is asked; "" for one that knows no target.
         told: what its process printed is added there.
         doing: in words, for what becomes of it: "was judged".
+        modules: None, or what a process of no target imports once, to answer each question by a copy of itself.
+        finished: whether the answer came, or none will.
     """
 
     question: str
@@ -82,6 +90,7 @@ class Task:
     home: str = ""
     told: Printed = field(default_factory=Printed)
     doing: str = "the subject was judged"
+    modules: tuple[str, ...] | None = None
     finished: bool = False
 
 
@@ -103,8 +112,13 @@ class Judges(ABC):
         """End what is left."""
 
     @abstractmethod
+    def steps(self, tasks: Iterable[Task]) -> Iterator[None]:
+        """Do all tasks, each once the tasks that it needs are finished; between two steps the caller may look."""
+
     def run(self, tasks: Iterable[Task]) -> None:
         """Do all tasks, each once the tasks that it needs are finished."""
+        for _ in self.steps(tasks):
+            pass
 
     def ask(self, question: str, seconds: float = 300.0, home: str = "", **arguments: Any) -> dict[str, Any]:
         """Ask one question and wait for the answer.
@@ -129,20 +143,39 @@ class Judges(ABC):
             self._lose(task, Lost("there was nothing to ask", "BLOCKED"))
         return arguments
 
+    def _finish(self, task: Task, answer: dict[str, Any]) -> None:
+        """Hand over an answer; what has the form of none, from a process of somebody's code, loses the task."""
+        try:
+            task.done(answer)
+        except (NoAnswerError, KeyError, TypeError, AttributeError, ValueError):
+            if not task.home:
+                raise
+            self.falls[task.home] += 1
+            self._lose(task, Lost(f"{NO_ANSWER} while {task.doing}"))
+        task.finished = True
+
     def _lose(self, task: Task, lost: Lost) -> None:
         task.lost(lost)
         task.finished = True
 
 
 class Pool(Judges):
-    """Several workers that share tasks."""
+    """Several workers that share tasks.
 
-    def __init__(self, size: int, settings: dict[str, Any], memory_gib: float) -> None:
+    Args:
+        size: workers at a time.
+        settings: fields of `Settings`, dtypes as names.
+        memory_gib: that a worker may fill on the CPU; 0 for no limit.
+        adopts: whether this process ends what falls to it, see `Orphans`; False where others start children in it.
+    """
+
+    def __init__(self, size: int, settings: dict[str, Any], memory_gib: float, *, adopts: bool = True) -> None:
         super().__init__()
-        self.size, self.settings, self.memory_gib = size, settings, memory_gib
+        self.size, self.settings, self.limits = size, settings, Limits(memory_gib)
         self._idle: list[Worker] = []
         self._busy: dict[Worker, Task] = {}
         self._leaving: dict[Worker, float] = {}
+        self._orphans = Orphans() if adopts else None
 
     def __exit__(self, *problem: object) -> None:
         for worker in self._busy:
@@ -152,13 +185,16 @@ class Pool(Judges):
         while self._leaving:
             self._say_farewell()
             time.sleep(0.005)
+        if self._orphans is not None:
+            self._orphans.close()
 
-    def run(self, tasks: Iterable[Task]) -> None:
-        """Do all tasks, each once the tasks that it needs are finished."""
+    def steps(self, tasks: Iterable[Task]) -> Iterator[None]:
+        """Do all tasks, each once the tasks that it needs are finished; between two steps the caller may look."""
         waiting = list(tasks)
         while waiting or self._busy:
             self._hand_out(waiting)
             self._collect()
+            yield
 
     def _hand_out(self, waiting: list[Task]) -> None:
         while len(self._busy) < self.size:
@@ -169,25 +205,25 @@ class Pool(Judges):
             arguments = self._arguments_of(task)
             if arguments is None:
                 continue
-            worker = self._worker_of(task.home)
+            worker = self._worker_of(task)
             try:
                 worker.ask(task.question, task.seconds, **arguments)
             except OSError:  # it ended while nobody asked it anything
                 self._discard(worker)
-                worker = Worker(self.settings, self.memory_gib, task.home)
+                worker = Worker(self.settings, self.limits, task.home, task.modules)
                 worker.ask(task.question, task.seconds, **arguments)
             self._busy[worker] = task
 
-    def _worker_of(self, home: str) -> Worker:
-        """Return an idle process of this home, or a new one; few of other homes are kept."""
-        for worker in [w for w in self._idle if w.home == home]:
+    def _worker_of(self, task: Task) -> Worker:
+        """Return an idle process of the task's home, or a new one; few of other homes are kept."""
+        for worker in [w for w in self._idle if (w.home, w.modules) == (task.home, task.modules)]:
             self._idle.remove(worker)
             if worker.is_alive:
                 return worker
             self._discard(worker)
         while len(self._idle) > self.size + 1:
             self._dismiss(next((w for w in self._idle if w.home), self._idle[0]))
-        return Worker(self.settings, self.memory_gib, home)
+        return Worker(self.settings, self.limits, task.home, task.modules)
 
     def _collect(self) -> None:
         self._say_farewell()
@@ -210,10 +246,10 @@ class Pool(Judges):
         try:
             message = worker.take()
         except EOFError:
-            self._fall(worker, Lost(f"{worker.epitaph()} while {task.doing}"))
+            self._fall(worker, Lost(f"{worker.epitaph()} while {task.doing}", fell=True))
             return
         except NoAnswerError:
-            self._fall(worker, Lost(f"the process sent what is no answer while {task.doing}"))
+            self._fall(worker, Lost(f"{NO_ANSWER} while {task.doing}"))
             return
         if message is None:
             return
@@ -224,8 +260,7 @@ class Pool(Judges):
         self._release(worker)
         verdict, answer = message
         if verdict == "ok":
-            task.done(answer)
-            task.finished = True
+            self._finish(task, answer)
         else:
             self._lose(task, Lost(str(answer.get("why")), is_usage=bool(answer.get("is_usage", True))))
 
@@ -233,10 +268,12 @@ class Pool(Judges):
         """Note that a task ended or hung its process."""
         task = self._busy.pop(worker)
         worker.stop()
+        if self._orphans is not None:
+            self._orphans.end()
         task.told += worker.printed
         self.falls[worker.home] += 1
         words = worker.printed.last_words
-        self._lose(task, Lost(f"{lost.why}; its last words: {words}", lost.outcome) if words else lost)
+        self._lose(task, replace(lost, why=f"{lost.why}; its last words: {words}") if words else lost)
 
     def _release(self, worker: Worker) -> None:
         """Keep a worker for what comes next, or let another take its place."""

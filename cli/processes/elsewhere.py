@@ -1,4 +1,4 @@
-"""Judging on the workers of a cluster: what `asking` and `apart` do here, with the same faces; see `hosting`."""
+"""Judging on the workers of a cluster: what `asking` does here, with the same face; see `hosting`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import itertools
 import math
 import pickle
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from veriformer.cli.processes.apart import Call
 from veriformer.cli.processes.asking import Judges, Lost, Task
 from veriformer.cli.processes.hosting import Question, done_there, leave
 from veriformer.cli.processes.judged_store import release
@@ -24,6 +20,7 @@ from veriformer.clusters.attempts import ATTEMPTS, Attempts, is_death
 from veriformer.clusters.opening import Cluster, ClusterError
 
 _JOB_SECONDS = 3000.0  # that the limits of what one job judges may add up to, so that a batch system's hour is enough
+_SHARED = ("judge", "call")  # questions of which a job may hold several
 _START_SECONDS = 600.0  # for processes to start on a slow disk
 
 
@@ -132,8 +129,8 @@ class PoolElsewhere(Judges):
     def __exit__(self, *problem: object) -> None:
         self._there.cancel()
 
-    def run(self, tasks: Iterable[Task]) -> None:
-        """Do all tasks, each once the tasks that it needs are finished.
+    def steps(self, tasks: Iterable[Task]) -> Iterator[None]:
+        """Do all tasks, each once the tasks that it needs are finished; between two steps the caller may look.
 
         Raises:
             ClusterError: the workers cannot do them.
@@ -146,10 +143,13 @@ class PoolElsewhere(Judges):
                     running[self._begin(asked)] = [task for task, _ in asked]
             for key, ended in self._there.ended():
                 self._settle(running.pop(key), ended)
+            yield
 
     def _begin(self, asked: Sequence[tuple[Task, dict[str, Any]]]) -> int:
         home = asked[0][0].home
-        questions = [Question(task.question, arguments, task.seconds, task.doing) for task, arguments in asked]
+        questions = [
+            Question(task.question, arguments, task.seconds, task.doing, task.modules) for task, arguments in asked
+        ]
         return self._there.begin("judge", self._settings, self._memory_gib, home, self.falls[home], questions)
 
     def _settle(self, job: Sequence[Task], ended: Ended) -> None:
@@ -164,8 +164,7 @@ class PoolElsewhere(Judges):
             if (lost := found["lost"]) is not None:
                 self._lose(task, Lost(**{**lost, "why": lost["why"] + ended.beside}))
                 continue
-            task.done(found["answer"])
-            task.finished = True
+            self._finish(task, found["answer"])
 
     def _next(self, waiting: list[Task]) -> list[Task]:
         """Take those tasks off the list that make up the next job: of one subject, whose models are built once."""
@@ -173,63 +172,12 @@ class PoolElsewhere(Judges):
         if not ready:
             return []
         first = ready[0]
-        alike = [task for task in ready if (task.question, task.home) == (first.question, first.home)]
-        job = alike[: self._there.share(len(ready), first.seconds)] if first.question == "judge" else [first]
+        alike = [t for t in ready if (t.question, t.home, t.modules) == (first.question, first.home, first.modules)]
+        size = self._there.share(len(ready), first.seconds) if first.question in _SHARED else 1
+        job = alike[:size]
         for task in job:
             waiting.remove(task)
         return job
-
-
-@dataclass(frozen=True)
-class ApartElsewhere:
-    """How judgements are run on a cluster; with the face of `apart.Apart`.
-
-    Attributes:
-        there: the workers.
-        label: what is judged, for the progress bar.
-        seconds: limit for one judgement; its process is ended then.
-        tasks_a_process: judgements that share a process one after another.
-        preload: modules that every process finds imported.
-    """
-
-    there: Elsewhere
-    label: str
-    seconds: float
-    tasks_a_process: int = 1
-    preload: Sequence[str] = ()
-
-    def run(self, calls: Mapping[str, Call], err: Console) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-        """Yield `(id, answer, "")` for each call, in the order in which they end; `(id, None, why)` if none came.
-
-        Args:
-            calls: id to function and arguments; the function must be importable by the workers.
-            err: where progress is shown, if it is a terminal.
-
-        Raises:
-            ClusterError: the workers cannot do them.
-        """
-        waiting, running = list(calls.items()), dict[int, dict[str, Call]]()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TimeRemainingColumn())  # fmt: skip
-        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-            bar = progress.add_task(self.label, total=len(waiting))
-            try:
-                while waiting or running:
-                    while waiting and len(running) < self.there.width:
-                        size = self.there.share(len(waiting), self.seconds)
-                        job, waiting = dict(waiting[:size]), waiting[size:]
-                        key = self.there.begin(
-                            "apart", self.label, self.seconds, self.tasks_a_process, self.preload, job
-                        )
-                        running[key] = job
-                    for key, ended in self.there.ended():
-                        asked = running.pop(key)
-                        for name, row, told in ended.answer or [(name, None, ended.why) for name in asked]:
-                            progress.update(bar, advance=1, description=name[:40])
-                            yield name, row, told
-            except BaseException:
-                self.there.cancel()
-                raise
 
 
 _own_release = functools.cache(release)

@@ -1,14 +1,13 @@
 """The far side of `elsewhere`: a process beside each worker of a cluster, that judges there as a command does here.
 
 Workers are threads of somebody's process, which may start no process that judges and must not hang, crash or import
-the user's code. So each has a host: a plain Python process, in the folder of the command, that asks and judges `apart`
+the user's code. So each has a host: a plain Python process, in the folder of the command, that asks and judges
 with the same limits. It ends with its worker and with the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 import os
 import pickle
@@ -17,16 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple
 
-from rich.console import Console
-
-from veriformer.cli.processes.apart import Apart, Call
 from veriformer.cli.processes.asking import Lost, Pool, Task
 from veriformer.cli.processes.judged_store import release
+from veriformer.clusters.safe_path import SAFE_PATH
 
 _BEGUN = 3  # times a chore is given to a host, when hosts die under it: the system ends what takes its memory
 _IDLE = 60.0  # seconds after which a host ends that nobody asks any more: its run was killed
@@ -81,7 +78,7 @@ class _Host:
     def __init__(self, run: str, folder: str) -> None:
         self.run, self.has_folder, self.is_idle, self.since = run, Path(folder).is_dir(), False, 0.0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, *sys.path],
+            [sys.executable, SAFE_PATH, "-c", _CODE, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder if self.has_folder else None,
@@ -159,6 +156,7 @@ class Question(NamedTuple):
     arguments: dict[str, Any]
     seconds: float
     doing: str
+    modules: tuple[str, ...] | None = None
 
 
 # Called in a host. ---------------------------------------------------------------------------------------------------
@@ -195,13 +193,6 @@ class Chores:
             outcome["printed"] = vars(task.told)
         return {"found": found, "falls": self._pool.falls[home] - before}
 
-    def apart(
-        self, label: str, seconds: float, tasks_a_process: int, preload: Sequence[str], calls: Mapping[str, Call]
-    ) -> list[tuple[str, dict[str, Any] | None, str]]:
-        """Do calls in processes of their own, one at a time; return what `Apart.run` yields."""
-        way = Apart(label, 1, seconds, tasks_a_process, preload)
-        return list(way.run(calls, Console(file=io.StringIO())))
-
     def close(self) -> None:
         """Let the processes end."""
         if self._pool is not None:
@@ -217,7 +208,8 @@ def _task(home: str, question: Question, outcome: dict[str, Any]) -> Task:
     def lost(why: Lost) -> None:
         outcome["lost"] = vars(why)
 
-    return Task(question.name, lambda: question.arguments, done, lost, [], question.seconds, home, doing=question.doing)
+    return Task(question.name, lambda: question.arguments, done, lost, [], question.seconds, home,
+                doing=question.doing, modules=question.modules)  # fmt: skip
 
 
 def main() -> None:

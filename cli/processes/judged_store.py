@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from veriformer.reports.records import read_bytes
+
 
 @dataclass(frozen=True)
 class JudgedStore:
@@ -31,7 +33,7 @@ class JudgedStore:
     def read(self) -> dict[str, dict[str, Any]]:
         """Return the rows by id; a line that an interruption left in part counts as not judged."""
         rows: dict[str, dict[str, Any]] = {}
-        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+        for line in read_bytes(self.path).splitlines() if self.path.exists() else ():
             try:
                 record = json.loads(line)
                 if record["key"] == self.key:
@@ -47,6 +49,8 @@ class JudgedStore:
             OSError: the disk is full, or the file cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EINVAL, "it is no file, and one is required", str(self.path))
         line = json.dumps({"key": self.key, "id": name, "row": row})
         with self.path.open("ab", buffering=0) as file:
             # in one write, so that two runs in one folder leave whole lines; behind what a kill left in part, a new one

@@ -5,19 +5,32 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-_DIES_WITH_PARENT, _ADOPTS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+from veriformer.cli.processes.limits import Limits
+from veriformer.cli.processes.watching import end_below, excess
+from veriformer.cli.processes.wire import NoAnswerError, Wire
+
+_DIES_WITH_PARENT, ADOPTS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+_HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+               if hasattr(signal, name))  # fmt: skip
+"""Signals that end a process which does not expect them; none is for a nurse. Its parent ends it by SIGTERM."""
+
+_LOOK = 0.05  # seconds between two looks at what a child takes
 
 
-def nursed(work: Callable[[], None], keep: Sequence[HasFileno]) -> None:
+def nursed(work: Callable[[], None], keep: Sequence[HasFileno], guard: Guard) -> None:
     """Do the work in a child of this process, which ends as the child ends and takes along what that left behind.
 
     So the template has no child that could harm it, and no process of a subject outlives its judgement: orphans become
@@ -27,31 +40,147 @@ def nursed(work: Callable[[], None], keep: Sequence[HasFileno]) -> None:
     Args:
         work: returns, or ends its process in whatever way.
         keep: the connections of the child; all others that this process has are closed.
+        guard: what the child and all that it starts may take.
     """
     if not hasattr(os, "fork"):
         work()
         return
-    os.setsid()
-    _forget_connections([end.fileno() for end in keep])
-    _control(_ADOPTS, 1)
-    _control(_DIES_WITH_PARENT, signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: _end_with(os.EX_TEMPFAIL))
+    _take_charge(keep)
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _control(_DIES_WITH_PARENT, signal.SIGKILL)
+        _let_go()
         work()
         return
     for end in keep:
         end.close()
-    ended, status = 0, 0
-    while ended != child:
-        ended, status = os.wait()
-    code = os.waitstatus_to_exitcode(status)
+    while (code := _ended(child)) is None:
+        guard.look()
+        time.sleep(_LOOK)
     _clear()
+    _end_as(code)
+
+
+def nursed_each(
+    work: Callable[[Wire, Any], None], wire: Wire, keep: Sequence[HasFileno], guard: Guard, prepare: Callable[[], None]
+) -> None:
+    """Do each piece of work in a child of its own, a copy of what this process is after it has prepared itself.
+
+    A child knows the connection to this process alone, and is ended with all that it left behind before its answer is
+    passed on: the next one meets nothing of it. A child that gives no answer ends this process as it ended.
+
+    Args:
+        work: gets a connection and what came over `wire`; sends one answer.
+        wire: over which the pieces of work come.
+        keep: the connections of this process; all others are closed.
+        guard: what a child and all that it starts may take.
+        prepare: imports what every child needs.
+    """
+    if hasattr(os, "fork"):
+        _take_charge(keep)
+    prepare()
+    while True:
+        question = wire.receive()
+        if not hasattr(os, "fork"):
+            work(wire, question)
+            continue
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if not child:
+            _let_go()
+            wire.close()
+            ours.close()
+            work(Wire(theirs), question)
+            os._exit(0)
+        theirs.close()
+        _pass_on(Wire(ours), wire, child, guard)
+        ours.close()
+
+
+def _pass_on(inner: Wire, outer: Wire, child: int, guard: Guard) -> None:
+    """Wait for the answer of a child, end it, and send the answer; what is none is sent as an empty line."""
+    code: int | None = None
+    while True:
+        try:
+            if (answer := inner.take()) is not None:
+                break
+        except EOFError:
+            code = _ended(child) if code is None else code
+            if code is None:  # it closed its end; what is left of it is ended by its limit
+                time.sleep(_LOOK)
+        except NoAnswerError:
+            answer = None
+            break
+        if code is not None:
+            _clear()
+            _end_as(code)
+        code = _ended(child)
+        guard.look()
+        select.select([inner.end], [], [], _LOOK)
+    _clear()
+    if answer is None:
+        outer.end.sendall(b"\n")
+    else:
+        outer.send(answer)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Looks after what a child of this process takes, and ends this one with all below it where that is too much.
+
+    Attributes:
+        limits: of the child.
+        tell: called with the number of the sentence that says what was too much.
+    """
+
+    limits: Limits
+    tell: Callable[[int], None]
+
+    def look(self) -> None:
+        """End this process if its descendants take too much."""
+        if number := excess(self.limits, os.getpid()):
+            self.tell(number)
+            _clear()
+            self.tell(number)  # where what was ended wrote there too
+            os._exit(os.EX_TEMPFAIL)
+
+
+def _take_charge(keep: Sequence[HasFileno]) -> None:
+    """Become the leader of a session, to which every orphan below falls, and which only its parent ends."""
+    os.setsid()
+    for number in _HEARD:
+        signal.signal(number, signal.SIG_IGN)
+    _forget_connections([end.fileno() for end in keep])
+    control(ADOPTS, 1)
+    control(_DIES_WITH_PARENT, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: _end_with(os.EX_TEMPFAIL))
+
+
+def _let_go() -> None:
+    """Be a child again, that ends when its nurse does; what it sends to its group reaches what it started alone."""
+    os.setpgid(0, 0)
+    for number in (*_HEARD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    control(_DIES_WITH_PARENT, signal.SIGKILL)
+
+
+def _ended(child: int) -> int | None:
+    """Return how a child ended, None if it did not; orphans that ended are waited for too."""
+    ended = -1
+    with contextlib.suppress(ChildProcessError):
+        while ended:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == child:
+                return os.waitstatus_to_exitcode(status)
+    return None
+
+
+def _end_as(code: int) -> None:
+    """End this process in the way in which a child ended."""
     if code >= 0:
         os._exit(code)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # nobody handles SIGKILL
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     os._exit(128 - code)  # the signal was ignored
 
@@ -94,16 +223,20 @@ def captured(output: Connection) -> Callable[[], None]:
     output.close()
     streams = [os.fdopen(d, "w", 1, "utf-8", "backslashreplace", closefd=False) for d in (1, 2)]
     sys.stdout, sys.stderr = streams
-    flush_c = getattr(ctypes.CDLL(None), "fflush", None)
 
     def flush() -> None:
         for stream in streams:
             with contextlib.suppress(Exception):
                 stream.flush()
-        if flush_c is not None:
-            flush_c(None)
+        flush_c()
 
     return flush
+
+
+def flush_c() -> None:
+    """Write what C holds back of its outputs."""
+    if sys.platform != "win32" and (flush := getattr(ctypes.CDLL(None), "fflush", None)) is not None:
+        flush(None)
 
 
 def expendable() -> None:
@@ -116,29 +249,20 @@ def expendable() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _control(option: int, value: int) -> None:
+def control(option: int, value: int) -> None:
+    """Tell the system how this process is to be treated; where there is no such word nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _clear() -> None:
-    """End all children, and theirs, which are ours then."""
+    """End all descendants; those whose parents ended before them are children of this process then."""
     while True:
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        end_below(os.getpid())
         try:
             os.wait()
         except ChildProcessError:
             return
-
-
-def _children() -> list[int]:
-    try:
-        told = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    except OSError:
-        return []
-    return [int(word) for word in told.split()]
 
 
 def _end_with(code: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from multiprocessing.connection import Connection
+from typing import Any
 
-KEPT = 2**16
-"""Bytes that are kept: the last ones."""
+from veriformer.reports.printed import KEPT
+from veriformer.reports.readable import readable
 
 _AT_ONCE = 64  # parts of 64 KiB in one go, so that one that prints without end keeps nobody waiting
 
@@ -39,6 +40,11 @@ class Printed:
     def text(self) -> str:
         """What was kept; bytes that are no text are escaped."""
         return self.kept.decode("utf-8", "backslashreplace")
+
+    @property
+    def shown(self) -> dict[str, Any] | None:
+        """As a report has it: words in lines, nothing that a terminal would obey; None if nothing was printed."""
+        return {"size": self.size, "text": readable(self.text)} if self.size else None
 
     @property
     def last_words(self) -> str:

@@ -2,85 +2,64 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
-for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # several models share the cores
-    os.environ.setdefault(_variable, "1")
+NOT_JUDGED = ("ERROR", "BLOCKED", "NOT_APPLICABLE")
+"""Outcomes that say nothing of a subject."""
 
 
-def judge_target(target: str, level: str, profile: str, seed: int, memory_gib: float) -> dict[str, Any]:
+def modules_of(library: str) -> tuple[str, ...]:
+    """Return the modules that every process of a library's subjects needs."""
+    from veriformer.properties.adapters.libraries import LIBRARIES
+
+    found = LIBRARIES[library]
+    return (*found.modules, *found.imports)
+
+
+def judge_target(target: str, level: str, profile: str, seed: int) -> dict[str, Any]:
     """Load one target and judge it by the catalogue.
 
     Returns:
         `{"subject": record, "error": ""}`; the record is None, and the error one sentence, if it cannot be built.
     """
-    import torch
-
-    from veriformer.cli.processes.limits import limit_memory
     from veriformer.properties.adapters.target import TargetError
-    from veriformer.properties.bench.guards import is_its_own, told
     from veriformer.properties.bench.isolation import kept_flags
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.catalogue import select
     from veriformer.properties.judging.run import judge_subject
-    from veriformer.properties.results.records import ERROR, NOT_APPLICABLE, plain
+    from veriformer.properties.results.clocks import PULSE
+    from veriformer.properties.results.records import plain
     from veriformer.properties.targets import load
 
-    torch.set_num_threads(1)
-    limit_memory(memory_gib)
     started = time.perf_counter()
-    with _quiet(), kept_flags(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with kept_flags():
+        before = PULSE.begin(0)  # the asking side limits it as a whole
         try:
             (subject,) = load(target)
-            part = judge_subject(subject, select(level=level), Settings(profile=profile, seed=seed))
         except TargetError as problem:
             return {"subject": None, "error": str(problem)}
-        except BaseException as problem:
-            if not is_its_own(problem):
-                raise
-            return {"subject": None, "error": f"judging it raised {told(problem)}"}
-    gc.collect()
-    judged = [r for r in part.results if r.outcome not in (ERROR, NOT_APPLICABLE)]
-    reason = next((r.reason for r in part.results if r.outcome == ERROR), "no property applies")
-    if not judged:
-        return {"subject": None, "error": reason}
-    return {"subject": {**plain(part), "seconds": round(time.perf_counter() - started, 3)}, "error": ""}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Send to nowhere what is printed, from Python or from C; and be somewhere again afterwards."""
-    here = Path.cwd()
-    kept = [os.dup(descriptor) for descriptor in (1, 2)]
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        for descriptor in (1, 2):
-            os.dup2(nowhere.fileno(), descriptor)
-        try:
-            yield
         finally:
-            for descriptor, before in zip((1, 2), kept, strict=True):
-                os.dup2(before, descriptor)
-                os.close(before)
-            os.chdir(here)
+            PULSE.end(before)
+        part = judge_subject(subject, select(level=level), Settings(profile=profile, seed=seed))
+    return row_of({**plain(part), "seconds": round(time.perf_counter() - started, 3)})
+
+
+def row_of(subject: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a subject that was judged; one of which nothing could be judged has the reason alone."""
+    results = subject["results"]
+    if any(result["outcome"] not in NOT_JUDGED for result in results):
+        return {"subject": subject, "error": ""}
+    reasons = [result["reason"] for result in results if result["outcome"] == "ERROR"]
+    return {"subject": None, "error": reasons[0] if reasons else "no property applies"}
 
 
 def judge_canaries(kinds: list[str], level: str, profile: str, seed: int) -> dict[str, Any]:
     """Send the known-broken models of these kinds through the engine."""
-    import torch
-
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.canaries import send
     from veriformer.properties.judging.catalogue import select
 
-    torch.set_num_threads(1)
     return send(kinds, select(level=level), Settings(profile=profile, seed=seed))
 
 

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from veriformer.clusters.safe_path import deaf_to_interrupts, safe_path
+
 _ALWAYS = ("torch", "hypothesis", "scipy.stats")
 Context = ForkServerContext | SpawnContext
 
@@ -34,4 +36,5 @@ def start(context: Context) -> None:
     if isinstance(context, ForkServerContext):
         from multiprocessing import forkserver
 
-        forkserver.ensure_running()
+        with safe_path(), deaf_to_interrupts():
+            forkserver.ensure_running()

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 _LONGEST = 2**28  # bytes of one message: a thousand times the largest answer
+_dumps, _send, _wait = json.dumps, socket.socket.sendall, socket.socket.settimeout  # what is judged may change them
 _PATIENCE = 5.0  # seconds until a process that reads nothing is taken for dead
 
 
@@ -28,8 +29,8 @@ class Wire:
         Raises:
             OSError: the other side is gone, or does not read.
         """
-        self.end.settimeout(_PATIENCE)
-        self.end.sendall(json.dumps(message).encode("ascii") + b"\n")
+        _wait(self.end, _PATIENCE)
+        _send(self.end, _dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> Any:
         """Wait for one message.
@@ -41,6 +42,10 @@ class Wire:
         while not self._lines:
             self._read()
         return json.loads(self._lines.pop(0))
+
+    def push(self, message: Any) -> None:
+        """Let a message be received next, as if it had come."""
+        self._lines.insert(0, json.dumps(message).encode("ascii"))
 
     def take(self) -> Any:
         """Return one message of those that came, or None; never waits.

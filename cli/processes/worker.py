@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import multiprocessing
+import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from veriformer.cli.processes.limits import Limits
 from veriformer.cli.processes.printed import Outlet, Printed
 from veriformer.cli.processes.template import template
 from veriformer.cli.processes.wire import NoAnswerError, Wire
-from veriformer.properties.results.clocks import CALLED, OURS, SIZE, waited
+from veriformer.clusters.safe_path import safe_path
+from veriformer.properties.results.clocks import CALLED, ENDED_FOR, OURS, SIZE, waited
 
 START = 120.0
 """Seconds for a process to import torch on a slow disk."""
@@ -28,6 +34,10 @@ def patience(limit: float) -> float:
 
 
 def _begin(*arguments: Any) -> None:
+    # what is judged may start processes, which multiprocessing forbids those that end with their parent: the nurse ends
+    # them; the parent ends this one still
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method(None, force=True)  # as this system has it, not as this process was started
     from veriformer.cli.processes.answering import serve  # imports torch, which the asking side never does
 
     serve(*arguments)
@@ -38,21 +48,25 @@ class Worker:
 
     Attributes:
         home: target whose code it runs; no other is ever loaded there. "" for veriformer's own.
+        modules: that it imports once, to answer each question by a copy of itself; None if it answers all itself.
         printed: by it since the last question.
         is_spent: it said that it can answer nothing more.
         has_fallen: a call hung in the question that was answered last.
     """
 
-    def __init__(self, settings: dict[str, Any], memory_gib: float, home: str = "") -> None:
+    def __init__(
+        self, settings: dict[str, Any], limits: Limits, home: str = "", modules: Sequence[str] | None = None
+    ) -> None:
         context = template(ANSWERING)
         ours, theirs = socket.socketpair()
         pipe, output = context.Pipe(duplex=False)
         self._pulse = context.RawArray("d", SIZE)
-        self.home = home
+        self.home, self.modules, self._limits = home, modules, limits
         self.process = context.Process(
-            target=_begin, args=(theirs, output, self._pulse, settings, memory_gib), daemon=True
+            target=_begin, args=(theirs, output, self._pulse, settings, limits, modules), daemon=True
         )
-        self.process.start()
+        with safe_path():  # where the template ended it is started again
+            self.process.start()
         theirs.close()
         output.close()
         self.wire, self.outlet = Wire(ours), Outlet(pipe)
@@ -79,7 +93,9 @@ class Worker:
         """
         self.outlet.drain(self.printed)
         self._number += 1
-        self._limit, self.has_fallen = seconds, False
+        self._limit, self.has_fallen, self._began = seconds, False, time.monotonic()
+        if self.modules is not None:  # the next copy begins to tell of itself
+            self._pulse[4] = self._waited = 0.0
         self._asked = self._changed = self._clock() if self._pulse[4] else 0.0
         self._serial = -1.0
         self.wire.send([self._number, question, arguments])
@@ -129,6 +145,9 @@ class Worker:
     def stop(self) -> None:
         """End the process and all that it started, whatever it is doing."""
         self.process.terminate()
+        if self.process.pid and hasattr(signal, "SIGCONT"):
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGCONT)  # it may have been stopped by what it looks after
         self.process.join(2)
         if self.process.is_alive():
             self.process.kill()
@@ -145,6 +164,8 @@ class Worker:
         """Say how the process ended."""
         self.process.join(2)
         code = self.process.exitcode
+        if self._pulse[ENDED_FOR]:
+            return f"the process {self._limits.sentence(int(self._pulse[ENDED_FOR]))}"
         if code is None:
             return "the process closed its connection"
         if code < 0:

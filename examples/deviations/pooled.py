@@ -23,5 +23,5 @@ pooled = Subject(
     name="pooled",
     build=lambda c: Pooled(c.vocab_size, c.d_model, c.num_heads, c.num_classes),
     forward=lambda model, tokens, attention_mask=None: model(tokens, attention_mask),
-    declares={"positions": "none"},  # a bag of words, on purpose
+    declares={"positions": "none", "structure": "other"},  # a bag of words, and its mean is no textbook's, on purpose
 )

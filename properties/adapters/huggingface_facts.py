@@ -32,6 +32,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     },  # query_pre_attn_scalar, by default
     **{key: {"sink": True} for key in ("deepseek_v4", "flint", "gpt_oss", "hy_v4")},
     **{key: {"structure": "other"} for key in ("esmc", "minicpm3", "neomme")},  # residual sums are weighed
+    **{key: {"structure": "other"} for key in ("cohere", "cohere2")},  # logit_scale multiplies what the last map gives
     "cpmant": {"causal": False},  # marks the whole input as context, which sees itself both ways
     "hrm_text": {"shared_layers": True},  # hierarchical reasoning: the same layers are applied again and again
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -16,11 +15,18 @@ class Library:
         files: of `adapters`, each with `SHIPPED`.
         packages: distributions that it needs, for versions and for what to install.
         imports: modules that must be there; the library's own first.
+        plugin: the module with `SHIPPED` where a plug-in ships the subjects; "" for ours.
     """
 
     files: tuple[str, ...]
     packages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    plugin: str = ""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules with its subjects."""
+        return (self.plugin,) if self.plugin else tuple(f"veriformer.properties.adapters.{file}" for file in self.files)
 
     def missing(self) -> list[str]:
         """Return the modules that are not installed."""
@@ -31,7 +37,7 @@ class Library:
         return {name: metadata.version(name) for name in self.packages if not self.missing()}
 
 
-LIBRARIES: Mapping[str, Library] = {
+LIBRARIES: dict[str, Library] = {
     "reference": Library(("reference_parts", "reference_models", "reference_objectives", "reference_tokenizers")),
     "torch": Library(("torch_attention", "torch_layers", "torch_parts"), ("torch",), ("torch",)),
     "hf": Library(("huggingface",), ("transformers",), ("transformers",)),
@@ -72,4 +78,4 @@ LIBRARIES: Mapping[str, Library] = {
     "flax": Library(("flax_modules",), ("flax", "jax"), ("flax", "jax")),
     "equinox": Library(("equinox_modules",), ("equinox", "jax"), ("equinox", "jax")),
 }
-"""Every library whose subjects are shipped, by the name that the command line knows."""
+"""Every library whose subjects are shipped, by the name that the command line knows; plug-ins add theirs."""

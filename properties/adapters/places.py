@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 _INSTALLED = tuple({f"{Path(folder).resolve()}/" for name, folder in sysconfig.get_paths().items() if "lib" in name})
-_PACKAGES = ("/site-packages/", "/dist-packages/")  # a person's own, a distribution's
+PACKAGES = ("/site-packages/", "/dist-packages/")  # a person's own, a distribution's
 
 
 class Beside:
@@ -121,4 +121,4 @@ def is_of_a_library(module: object) -> bool:
 
 @functools.cache  # every property that is judged asks it of hundreds of modules
 def _lies_in_a_library(file: str) -> bool:
-    return not file or any(part in file for part in _PACKAGES) or str(Path(file).resolve()).startswith(_INSTALLED)
+    return not file or any(part in file for part in PACKAGES) or str(Path(file).resolve()).startswith(_INSTALLED)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import inspect
+import re
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.beside.finding import beside, offering
+from veriformer.properties.adapters.beside.offers import Offer
+from veriformer.properties.adapters.constructing.building import recipe_of
+from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
+from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
+from veriformer.properties.adapters.unknown.calling import understood
+from veriformer.properties.adapters.unknown.parts import kind_of_table
+from veriformer.properties.adapters.unknown.understanding import Understood
+from veriformer.properties.adapters.unknown.unused import positions_by_name, window_by_name
+from veriformer.properties.adapters.unknown.wiring import stirred
+from veriformer.properties.adapters.unknown.written import attempt, written
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
-_SIZES = tuple(f.name for f in fields(DrawnConfig))
-_ALIASES: dict[str, str] = {
-    "dim": "d_model", "embed_dim": "d_model", "hidden_size": "d_model", "n_embd": "d_model", "width": "d_model",
-    "d_hidden": "d_ff", "ffn_dim": "d_ff", "dim_feedforward": "d_ff", "intermediate_size": "d_ff", "hidden_dim": "d_ff",
-    "heads": "num_heads", "n_heads": "num_heads", "n_head": "num_heads", "nhead": "num_heads",
-    "num_attention_heads": "num_heads", "h": "num_heads",
-    "depth": "num_layers", "n_layers": "num_layers", "n_layer": "num_layers", "layers": "num_layers",
-    "num_hidden_layers": "num_layers",
-    "vocab": "vocab_size", "num_tokens": "vocab_size", "n_vocab": "vocab_size",
-    "max_seq_len": "max_len", "block_size": "max_len", "max_length": "max_len", "context_length": "max_len",
-    "n_classes": "num_classes", "dropout_p": "dropout", "p_drop": "dropout",
-    "num_kv_heads": "num_key_value_heads", "n_kv_heads": "num_key_value_heads",
-}  # fmt: skip
-"""Argument names of other houses, and the size that each one means."""
+_EITHER = ("encoder", "decoder", "encoder_decoder", "classifier")
+_MODULES = (*_EITHER, "layer", "self_attention", "cross_attention", "norm", "feed_forward")
 
 
 def first_tensor(output: Any) -> Any:
@@ -47,10 +48,15 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def recognise(thing: Any, kind: str | None = None) -> Subject | None:
     """Take a module class whose arguments are sizes, an instance, or a function (with a kind)."""
-    if isinstance(thing, type) and issubclass(thing, nn.Module):
-        return _from_class(thing, kind)
+    is_class = isinstance(thing, type) and issubclass(thing, nn.Module)
+    if is_class or (makes_a_module(thing) and kind in (None, *_MODULES)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _from_class(thing, kind)
     if isinstance(thing, nn.Module):
         return _from_instance(thing, kind)
+    if kind in (None, "attention") and takes_scores_parts(thing) and "attention_mask" not in _arguments(thing):
+        return attention_of(thing)
     if callable(thing) and kind is not None:
         forward = thing
         return Subject(
@@ -60,6 +66,10 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
             mask_forms=_mask_forms(forward, kind),
         )
     return None
+
+
+def _arguments(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 class _Function:
@@ -91,64 +101,98 @@ def _mask_forms(function: Callable[..., Any], kind: str) -> tuple[str, ...]:
     return usual if any(n in names for n in ("attention_mask", "source_mask", "memory_mask")) else ()
 
 
-def _from_class(cls: type[nn.Module], kind: str | None) -> Subject:
-    given: dict[str, str] = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
-        size = name if name in _SIZES else _ALIASES.get(name)
-        if size is not None:
-            given[name] = size
-        elif parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
-            raise TypeError(
-                f"{cls.__name__} needs the argument {name!r}, which is no size that is known here; write "
-                f"Subject(kind=..., build=lambda c: {cls.__name__}(...), forward=lambda m, x: m(x)); "
-                f"known are: {', '.join([*_SIZES, *_ALIASES])}"
-            )
+def _from_class(thing: Any, kind: str | None) -> Subject:
+    recipe = recipe_of(thing)
+    with torch.random.fork_rng(devices=[]):
+        sample = attempt(recipe.source, "build", recipe.names)(DrawnConfig())
+    if not isinstance(sample, nn.Module):
+        raise TypeError(f"{thing.__name__} gave a {type(sample).__name__}, which is no module; write a Subject")
+    sizes = DrawnConfig() if recipe.sizes else sizes_of(sample)
+    found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
+    notes, domain = recipe.notes, dict[str, Any]()
+    if not recipe.sizes:
+        notes += (f"{thing.__name__} takes no sizes: judged at its own",)
+        rates = {m.p for m in sample.modules() if isinstance(m, nn.Dropout)}
+        domain = {f.name: (getattr(sizes, f.name),) for f in fields(DrawnConfig)} | {
+            "dropout": tuple(rates)[:1] or (0.0,)
+        }
+        domain["vocab_size"] = (sizes.vocab_size - found.counts_from_one,)
+    source = recipe.source
+    if found.part:
+        made = re.search(r"return (.*)\n$", source)
+        assert made is not None
+        source = _of_a_part(source, made.start(1), made[1], found.part)
+    given: dict[str, Any] = {}
+    if found.image is not None:
+        given = {"image": found.image, "patches": written(PATCHES.format(enters=found.enters), "patches", {})}
+    if found.counts_from_one:
+        source = re.sub(r"c\.vocab_size\b(?! \+ 1)", "c.vocab_size + 1", source)
+    subject = _subject(
+        thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
+    )
+    return offering(replace(subject, notes=(*notes, *subject.notes)), sample, offers)
 
-    build = functools.partial(build_of, cls, given)
-    return _described(cls.__name__, kind, _sample(cls, build), build=build)
+
+PATCHES = """import copy
 
 
-def build_of(cls: type[nn.Module], given: Mapping[str, str], config: DrawnConfig) -> nn.Module:
-    """Return an instance of the drawn sizes; `given` says which argument gets which size."""
-    return cls(**{name: getattr(config, size) for name, size in given.items()})
+def patches(model, images):
+    whole, entered = copy.deepcopy(model.whole).float().eval(), []
+    hook = whole.{enters}.register_forward_pre_hook(lambda part, given: entered.append(given[0]))
+    whole(images.float())
+    hook.remove()
+    return entered[0]
+"""
 
 
-def _sample(cls: type[nn.Module], build: Callable[[DrawnConfig], nn.Module]) -> nn.Module:
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return build(DrawnConfig())
-    except Exception as problem:
-        raise TypeError(
-            f"{cls.__name__} cannot be built from drawn sizes: {type(problem).__name__}: {problem}; write "
-            f"Subject(kind=..., build=lambda c: {cls.__name__}(...), forward=lambda m, x: m(x))"
-        ) from problem
+def _of_a_part(source: str, start: int, made: str, part: str) -> str:
+    """Return the source that builds a part of a model, which knows the whole that it was taken of."""
+    lines = [f"whole = {made}", f"part = {part.format(model='whole')}",
+             "part.__dict__['whole'] = whole  # no part of it: what is before it and behind it is not judged with it",
+             "return part"]  # fmt: skip
+    head = source[:start].removesuffix("return ")
+    return f"import torch\n\n\n{head}" + "\n    ".join(lines) + "\n"
 
 
 def _from_instance(module: nn.Module, kind: str | None) -> Subject:
-    return _described(type(module).__name__, kind, module, module=module, config=_sizes_of(module))
+    name, config = type(module).__name__, sizes_of(module)
+    found, offers = _understood(name, kind, module, config)
+    if found.part:
+        raise TypeError(f"{name} takes images, which are no sequence; give its stack instead, or its class")
+    if found.counts_from_one:
+        config = replace(config, vocab_size=config.vocab_size - 1)
+    return offering(_subject(name, module, found, module=module, config=config), module, offers)
 
 
-def _sizes_of(module: nn.Module) -> DrawnConfig:
+def makes_a_module(function: Any) -> bool:
+    """Whether a function takes sizes and nothing else that it needs: one that makes a model, as `make_model(N, h)`."""
+    if not inspect.isfunction(function):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return bool(required) and len(meanings(required)) == len(required)
+
+
+def sizes_of(module: nn.Module) -> DrawnConfig:
     """Read the sizes of an instance off its attributes and its embedding."""
     found: dict[str, Any] = {}
-    holders = [module, getattr(module, "config", None), *module.modules()]
-    for holder in holders:
-        for name, size in [*((n, n) for n in _SIZES), *_ALIASES.items()]:
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0 and size != "dropout":
-                found.setdefault(size, value)
+    known = {f.name for f in fields(DrawnConfig)}
+    own = next((vars(module)[n] for n in ("config", "cfg", "args", "params") if n in vars(module)), None)
+    for holder in [module, own, *module.modules()]:
+        values = holder if isinstance(holder, Mapping) else getattr(holder, "__dict__", {})
+        for name, value in values.items():
+            size = size_of_name(name) if isinstance(name, str) and isinstance(value, int) else None
+            if size in known and not isinstance(value, bool) and value > 0 and size != "dropout":
+                found.setdefault(str(size), value)
     embedding = next((m for m in module.modules() if isinstance(m, nn.Embedding)), None)
     if embedding is not None:
-        found.setdefault("vocab_size", embedding.num_embeddings)
-        found.setdefault("d_model", embedding.embedding_dim)
+        found["vocab_size"] = embedding.num_embeddings
+        found["d_model"] = embedding.embedding_dim
     if "d_model" not in found:
         linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
         found["d_model"] = linear.in_features if linear is not None else 8
-    if "max_len" not in found and (end := _end_of_positions(module, found["d_model"])) is not None:
-        found["max_len"] = end
+    if (end := _end_of_positions(module, found["d_model"])) is not None:
+        found["max_len"] = min(end, found.get("max_len", end))
     found.setdefault("num_key_value_heads", found.get("num_heads", 1))
     return DrawnConfig(**{"num_heads": 1, **found})
 
@@ -166,41 +210,42 @@ def _end_of_positions(module: nn.Module, d_model: int) -> int | None:
     return min(lengths, default=None)
 
 
-def _described(name: str, kind: str | None, sample: nn.Module, **given: Any) -> Subject:
-    chosen = kind or _told_kind(name, sample)
-    names = inspect.signature(sample.forward).parameters
-    forms = ("padding",) if any(n in names for n in ("attention_mask", "source_mask", "memory_mask")) else ()
-    takes_tokens = any(isinstance(m, nn.Embedding) for m in sample.modules())
-    inputs = None
-    if chosen in ("encoder", "decoder", "encoder_decoder", "classifier"):
-        inputs = "tokens" if takes_tokens else "embeddings"
-    return Subject(kind=chosen, name=name, forward=call, mask_forms=forms, inputs=inputs, **given)
-
-
-def _told_kind(name: str, sample: nn.Module) -> str:
-    """Tell the kind by what goes in and comes out: tokens or embeddings to logits, hidden states or one row."""
-    sizes = _sizes_of(sample)
-    tokens = torch.randint(0, sizes.vocab_size, (2, 5), generator=torch.Generator().manual_seed(0))
-    embeddings = torch.randn(2, 5, sizes.d_model, generator=torch.Generator().manual_seed(0))
-    takes_tokens = any(isinstance(m, nn.Embedding) for m in sample.modules())
-    was_training = sample.training
-    sample.eval()
+def _understood(
+    name: str, kind: str | None, sample: nn.Module, sizes: DrawnConfig, padding_id: str = ""
+) -> tuple[Understood, list[Offer]]:
+    """Find out how a sample is called and what it has beside, on a copy: weights are moved, its mode is changed."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = first_tensor(sample(tokens if takes_tokens else embeddings))
-    except Exception as problem:
-        raise TypeError(
-            f"{name} was called with {'token ids' if takes_tokens else 'embeddings'} and raised "
-            f"{type(problem).__name__}: {problem}; say what it is: pass kind=... or write a Subject"
-        ) from problem
+        copied = copy.deepcopy(sample)
+    except Exception:  # a model that keeps a tensor with a graph, say: its weights are left alone
+        copied = sample
+    was_training = {m: m.training for m in sample.modules()}
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            copied.eval()
+            if copied is not sample:
+                copied.to("cpu").float()
+                stirred(copied)
+            found = understood(copied, sizes, kind, name, padding_id)
+            return found, beside(copied, found, sizes)
     finally:
-        sample.train(was_training)
-    shape = tuple(output.shape) if isinstance(output, Tensor) else ()
-    if len(shape) == 3 and shape[:2] == (2, 5):
-        if not takes_tokens:
-            return "layer"
-        return "decoder" if shape[2] == sizes.vocab_size else "encoder"
-    if len(shape) == 2 and shape[0] == 2:
-        return "classifier"
-    got = f"shape {list(shape)}" if shape else type(output).__name__
-    raise TypeError(f"{name} gave {got}, which tells no kind; pass kind=... or write a Subject")
+        for module, mode in was_training.items():
+            module.training = mode
+
+
+def _subject(name: str, sample: nn.Module, found: Understood, **given: Any) -> Subject:
+    notes, guesses = found.notes, dict[str, Any]()
+    if found.inputs == "tokens" and (said := positions_by_name(sample)):
+        guesses["positions"] = said[0]
+        notes += (f"positions = {said[0]!r}: by the name {said[1]!r} in its code; declare it",)
+    if found.kind == "decoder" and (window := window_by_name(sample)):
+        guesses["window"] = window[0]
+        notes += (f"window = {window[0]}: by the name {window[1]!r} of an attribute; declare it",)
+    if found.kind == "positions":
+        guesses = kind_of_table(sample)
+        notes += (f"positions = {guesses['positions']!r}: by its code and its parameters; declare it",)
+    return Subject(
+        kind=found.kind, name=name, forward=written(found.wiring.source, "forward", {}), mask_forms=found.mask_forms,
+        inputs=found.inputs if found.kind in _EITHER else None, declares=found.declares, notes=notes, guesses=guesses,
+        **given,
+    )  # fmt: skip

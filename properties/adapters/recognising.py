@@ -8,7 +8,7 @@ Where types can be recognised it also has `recognise(thing, kind) -> Subject | N
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from veriformer.properties.adapters.libraries import LIBRARIES
@@ -28,6 +28,9 @@ ADAPTERS = (
 )
 """Files of this package in the order in which they are asked; `plain` takes what no library claims."""
 
+RECOGNISERS: dict[str, Callable[[Any, str | None], Subject | None]] = {}
+"""`recognise` of plug-ins, by the plug-in's name; they are asked first."""
+
 
 def as_subject(thing: Any, *, kind: str | None = None, **declares: Any) -> Subject:
     """Make a subject of a Subject, a factory returning one, a module class or instance, or a function.
@@ -44,11 +47,12 @@ def as_subject(thing: Any, *, kind: str | None = None, **declares: Any) -> Subje
         return thing.with_facts(**declares) if declares else thing
     if kind is not None and kind not in KINDS:
         raise ValueError(f"there is no kind {kind!r}; the kinds are: {', '.join(KINDS)}")
-    for name in ADAPTERS:
-        recognise: Callable[..., Subject | None] = importlib.import_module(
-            f"veriformer.properties.adapters.{name}"
-        ).recognise
+    for name, recognise in _recognisers():
         subject = recognise(thing, kind)
+        if subject is not None and not isinstance(subject, Subject):
+            raise TypeError(
+                f"recognise of the plug-in {name} gave a {type(subject).__name__}; a Subject or None is due"
+            )
         if subject is not None:
             return subject.with_facts(**declares) if declares else subject
     label = getattr(thing, "__name__", type(thing).__name__)
@@ -57,6 +61,12 @@ def as_subject(thing: Any, *, kind: str | None = None, **declares: Any) -> Subje
         "Subject(kind=..., build=lambda c: YourModel(c.d_model, ...), forward=lambda m, x: m(x)), "
         f"or, in Python, pass kind=...; the kinds are: {', '.join(KINDS)}"
     )
+
+
+def _recognisers() -> Iterator[tuple[str, Callable[[Any, str | None], Subject | None]]]:
+    yield from RECOGNISERS.items()
+    for name in ADAPTERS:
+        yield name, importlib.import_module(f"veriformer.properties.adapters.{name}").recognise
 
 
 def shipped(library: str) -> Mapping[str, Subject]:
@@ -73,7 +83,7 @@ def shipped(library: str) -> Mapping[str, Subject]:
             "or all libraries that veriformer knows as CONTRIBUTING.md says"
         )
     name_operators()
-    found = [importlib.import_module(f"veriformer.properties.adapters.{name}").SHIPPED for name in entry.files]
+    found = [importlib.import_module(module).SHIPPED for module in entry.modules]
     return found[0] if len(found) == 1 else {name: subject for part in found for name, subject in part.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from veriformer.properties.subject.facts import FACTS
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
@@ -62,10 +63,11 @@ def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
 def facts_of(config: Config) -> dict[str, Any]:
     """Return what a configuration lets a reference model declare."""
     facts: dict[str, Any] = {
-        "positions": config.positions, "norm": config.norm, "norm_placement": config.norm_placement,
-        "residual": config.residual, "activation": config.activation, "bias": config.bias,
+        "positions": config.positions, "norm": config.norm, "residual": config.residual, "bias": config.bias,
+        "norm_placement": _named("norm_placement", config.norm_placement),
+        "activation": _named("activation", config.activation),
         "embedding_scale": config.embedding_scale, "padding_side": "both", "empty_row": "zeros",
-        "final_norm": config.norm_placement == "pre", "tied": config.tied, "init": config.init,
+        "final_norm": config.is_closed, "tied": config.tied, "init": config.init,
     }  # fmt: skip
     if config.architecture in ("encoder", "decoder", "encoder_decoder"):
         facts["causal"] = config.architecture != "encoder"
@@ -76,7 +78,20 @@ def facts_of(config: Config) -> dict[str, Any]:
         del facts["tied"]
     if config.positions == "t5":
         facts["num_buckets"] = config.num_buckets
+    if config.positions == "rotary" and config.rotary_dim is not None:
+        facts["rotary_dim"] = config.rotary_dim
+    if config.window is not None:
+        facts["window"] = config.window
+    if config.query_key_norm:
+        facts["query_key_norm"] = True
+    if config.base != Config.base:
+        facts["base"] = config.base
     return facts
+
+
+def _named(fact: str, value: str) -> str:
+    """Return a choice of the reference as subjects declare it."""
+    return value if FACTS[fact].accepts(value) else "other"
 
 
 def _subject(label: str, **choices: Any) -> Subject:
@@ -103,6 +118,11 @@ SHIPPED = {
                              tied=True, activation="swiglu", norm="rms", bias=False),
     "decoder-gpt2": _subject("decoder (as GPT-2)", architecture="decoder", positions="learned", tied=True,
                              activation="gelu", init="gpt2", embedding_scale=False),
+    "decoder-parallel": _subject("decoder (parallel, as GPT-NeoX)", architecture="decoder", positions="rotary",
+                                 rotary_dim=2, parallel=True, activation="gelu", embedding_scale=False),
+    "decoder-sandwich": _subject("decoder (sandwich norms, as Gemma 3)", architecture="decoder", positions="rotary",
+                                 norm_placement="sandwich", norm="rms", query_key_norm=True, window=4, base=1e5,
+                                 activation="geglu_tanh", bias=False, tied=True),
     "encoder": _subject("encoder (post-LN)", architecture="encoder", norm_placement="post"),
     "encoder-none": _subject("encoder (no positions)", architecture="encoder", positions="none"),
     "encoder-alibi": _subject("encoder (ALiBi)", architecture="encoder", positions="alibi"),

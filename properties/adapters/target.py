@@ -23,6 +23,16 @@ class TargetError(Exception):
         self.is_usage = is_usage
 
 
+def is_a_file_alone(word: str) -> bool:
+    """Whether a word names a file and nothing in it.
+
+    >>> is_a_file_alone("mygpt.py"), is_a_file_alone("mygpt.py:GPT")
+    (True, False)
+    """
+    target = Target.parse(word)
+    return target.kind == FILE and not target.attribute
+
+
 @dataclass(frozen=True)
 class Target:
     """What a word names. Whoever looks into a target asks this, so that what is trusted is what is loaded.
@@ -30,7 +40,7 @@ class Target:
     Attributes:
         kind: "library", "module" or "file".
         place: name of the library or module, or path of the file.
-        attribute: what in it; for a library the name of one subject, or "" for all.
+        attribute: what in it; for a library the name of one subject, or "" for all; for a file "" for what is there.
         index: which of the subjects that the attribute gives, or None for all.
     """
 
@@ -55,6 +65,8 @@ class Target:
         if library in LIBRARIES:
             return cls(LIBRARY, library, name)
         place, _, attribute = word.rpartition(":")
+        if not place and word.endswith(".py"):
+            return cls(FILE, word, "")  # what in it is found out
         if not place:
             raise TargetError(
                 f"{word!r} is no target; give package.module:attribute, path/file.py:attribute, "

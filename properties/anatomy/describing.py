@@ -14,6 +14,7 @@ from veriformer.properties.anatomy.entering import embedding_factor, first_rows,
 from veriformer.properties.anatomy.feed_forward import between_linear_maps
 from veriformer.properties.anatomy.flow import Flow
 from veriformer.properties.anatomy.norms import NormCall, held, measured_gain, norm_calls
+from veriformer.properties.anatomy.others import held_at, in_words, unnamed
 from veriformer.properties.anatomy.residual import residual_sums
 from veriformer.properties.anatomy.rotations import BASES, rotation_misfit, stands_still
 from veriformer.properties.subject.facts import SCALES
@@ -29,7 +30,8 @@ class Part:
     """One part of a model that was recognised.
 
     Attributes:
-        part: "embedding", "positions", "attention", "norm", "feed-forward" or "residual".
+        part: "embedding", "positions", "attention", "norm", "feed-forward", "residual", or "other" for a module with
+            parameters of its own that is none of these.
         place: path of the module that computes it; "" for the model itself.
         words: what it is, one line.
         measured: its sizes and constants, by name.
@@ -62,6 +64,8 @@ def described(flowing: Flow) -> list[Part]:
         found.append((-2, Part("embedding", place, words, {"factor": factor})))
     if flowing.case.subject.takes_tokens and (told := _positions(flowing)):
         found.append((-1, told))
+    places = [part.place for _, part in found]
+    found += [(c.when, Part("other", c.place, words, told)) for c, told, words in unnamed(seen, places)]
     return [part for _, part in sorted(found, key=lambda f: f[0])]
 
 
@@ -107,6 +111,10 @@ def _attention(a: Attention, flowing: Flow) -> Part:
         else:
             measured |= dict(zip(("factor", "soft_cap"), capped, strict=True))
             words.append(f"soft cap {capped[1]:.5g} on {capped[0]:.5g} q k^T")
+    if own := held_at(flowing.module, a.place):
+        measured["parameters"] = own
+        if not a.is_followed(flowing.limit):
+            words.append(f"with {in_words(own)}")
     sums = a.weights.sum(-1)
     if a.over == "queries":
         words.append("softmax over the queries")

@@ -105,7 +105,8 @@ def is_scaled(turns: Tensor, base: float) -> bool:
     share = turns.double() / plain
     by_halves = float(share[0].log2())
     falls = bool((share > 1e-4).all() and (share.diff() <= 1e-4).all())
-    return falls and by_halves <= 1e-4 and abs(by_halves - round(by_halves)) <= 1e-4
+    is_slowed = bool((share < 1 - 1e-4).any())
+    return is_slowed and falls and by_halves <= 1e-4 and abs(by_halves - round(by_halves)) <= 1e-4
 
 
 def is_still(rows: Tensor, sources: list[Head | None], limit: float) -> bool:

@@ -93,10 +93,24 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
             factors = (parts.sizes @ norms) / parts.sizes.square().sum(-1).clamp(min=1e-300)
             errors = (norms - factors[:, None] * parts.sizes).abs().amax(-1)
             best = int(errors.argmin())
-            if float(errors[best]) <= seen.limit * float(norms.max()):
+            if float(errors[best]) <= seen.limit * float(norms.max()) and _is_of_map(seen, value):
                 source, start = parts.part(best, width)
                 return Head(source, float(factors[best]), value.when, value.place, start, parts.step)
     return None
+
+
+def _is_of_map(seen: Traced, value: Value) -> bool:
+    """Whether a value is what a linear map gave, or that and a bias: a rotation's two terms are added, too."""
+    if value.name != "add":
+        return True
+    total = value.output.double().flatten(0, -2)
+    size = seen.limit * float(total.abs().amax())
+    for before in seen.values[max(0, value.when - 2) : value.when]:
+        if before.name in LINEAR and before.output.numel() == value.output.numel():
+            rest = total - before.output.double().reshape(total.shape)
+            if float((rest - rest[:1]).abs().amax()) <= size:
+                return True
+    return False
 
 
 def _parts(seen: Traced, value: Value, length: int, width: int) -> list[Parts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,6 +85,33 @@ def _taken(seen: Traced) -> Iterator[tuple[int, Tensor]]:
         out = projection_of(seen, attention)
         if query is not None and out is not None:
             yield out.when, query.left
+
+
+def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:
+    """Return the sublayers that hand on what they made alone, where others of their name add it to the stream.
+
+    Each as its path, and that of one of the same name in another layer. Layers that are all alike are no finding: a
+    model may have no residual connections, or sums of a form that is not known.
+    """
+    added = {s.product for s in residual_sums(seen, width)}
+    places = {p.when: p.place for p in seen.products}
+    alike: dict[str, list[int]] = {}
+    for when, _ in _taken(seen):
+        alike.setdefault(re.sub(r"\d+", "*", places[when]), []).append(when)
+    return [
+        (places[when], places[other])
+        for group in alike.values()
+        for other in [w for w in group if w in added][:1]
+        for when in group
+        if when not in added and places[when] != places[other] and _goes_on_alone(seen, when)
+    ]
+
+
+def _goes_on_alone(seen: Traced, product: int) -> bool:
+    """Whether a norm, or a linear map, takes what a map gave and nothing besides."""
+    made = biased(seen, product)
+    taken = [n.given for n in norm_calls(seen)] + [p.left for p in seen.products if p.when > product]
+    return any(same_tokens(x, made, seen.batch, seen.limit) for x in taken)
 
 
 def projection_of(seen: Traced, attention: Attention) -> Product | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import threading
@@ -86,7 +87,8 @@ def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     except BaseException as problem:
         if not is_its_own(problem):
             raise
-        raise SubjectError(f"the subject raised {told(problem)} ({_describe(args, kwargs)})") from problem
+        said = f"the subject raised {told(problem)} ({_describe(args, kwargs)}){last_frames(problem, '; ')}"
+        raise SubjectError(said) from problem
 
 
 def limited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Any:
@@ -186,17 +188,56 @@ def printable(text: str) -> str:
 
 def whose_fault(problem: BaseException) -> str | None:
     """Say what of the user's code an exception comes from that was raised in ours; None if it is our own mistake."""
-    ours, libraries = str(Path(__file__).resolve().parents[2]), (sys.prefix, sys.base_prefix)
-    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
-        file = str(Path(frame.filename).resolve()) if not frame.filename.startswith("<") else ""
-        parts = Path(file).parts
-        is_library = file.startswith(libraries) and "site-packages" not in parts
-        if file and not file.startswith(ours) and not is_library and not set(parts) & set(_NEUTRAL):
-            return f"{Path(file).name}, line {frame.lineno}"
+    for frame in reversed(_frames_of_users(problem)):
+        return f"{Path(frame.filename).name}, line {frame.lineno}"
+    if sys.modules.get("sys") is not sys:
+        return "it took modules out of sys.modules"
     for (owner, name), right in _TRUSTED.items():
         if getattr(owner, name, None) is not right:
             return f"it replaced {'torch' if owner is torch else 'torch.Tensor'}.{name}, which judges what it gives"
+    return _used_up(problem)
+
+
+def _used_up(problem: BaseException) -> str | None:
+    """Say what the process has no more of, which whatever runs there meets next; None if it is something else."""
+    if isinstance(problem, MemoryError):
+        return "its process has no memory left"
+    if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
+        return "its process has too many files open"
+    if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EFBIG):
+        return "there is no room for what it writes"
     return None
+
+
+def last_frames(problem: BaseException, between: str = "\n    ", most: int = 3) -> str:
+    """Return the last lines of the user's own code that an exception, or what caused it, came through.
+
+    One line each (in the reason of a row all are one line), the innermost last, with the line of the file; empty where
+    none of it is the user's.
+    """
+    chain = [problem]
+    while (cause := chain[-1].__cause__) is not None and len(chain) < 8:
+        chain.append(cause)
+    frames = next((found for one in reversed(chain) if (found := _frames_of_users(one))), [])
+    return "".join(
+        f"{between}{Path(f.filename).name}, line {f.lineno}, in {f.name}: {printable((f.line or '').strip()[:100])}"
+        for f in frames[-most:]
+    )
+
+
+def _frames_of_users(problem: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of an exception that are neither ours, nor torch's, nor the standard library's."""
+    ours, libraries = str(Path(__file__).resolve().parents[2]), (sys.prefix, sys.base_prefix)
+    tests = str(Path(ours) / "tests")
+    found = []
+    for frame in traceback.extract_tb(problem.__traceback__):
+        file = str(Path(frame.filename).resolve()) if not frame.filename.startswith("<") else ""
+        parts = Path(file).parts
+        is_library = file.startswith(libraries) and "site-packages" not in parts
+        is_ours = file.startswith(ours) and not file.startswith(tests)
+        if file and not is_ours and not is_library and not set(parts) & set(_NEUTRAL):
+            found.append(frame)
+    return found
 
 
 def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.noise import allowance, relative_tolerance, sensitivity
@@ -289,6 +289,26 @@ def _is_deterministic_in_training(bench: Workbench, built: Built) -> bool:
         return False
     finally:
         built.module.eval()
+
+
+def gives_no_gradients(bench: Workbench) -> bool:
+    """Whether a model with parameters to train gives outputs without a graph: inference_mode, no_grad, detach."""
+    return _kept(bench, ("gives no gradients",), lambda: _gives_no_gradients(bench))
+
+
+def _gives_no_gradients(bench: Workbench) -> bool:
+    if not has_ordinary_inputs(bench.subject.kind):
+        return False
+    built = bench.pool.get(bench.configs[0], given_dtype(bench))
+    if not isinstance(built.module, nn.Module) or not any(p.requires_grad for p in built.module.parameters()):
+        return False
+    inputs = ordinary(bench.subject, built.config, torch.Generator().manual_seed(1), built.dtype)
+    try:
+        with torch.enable_grad():
+            output = bench.forward(built, *(x.to(bench.device) for x in inputs.tensors), *inputs.extras)
+    except SubjectError:
+        return False
+    return not output.requires_grad
 
 
 def agrees_with_itself(bench: Workbench, built: Built, *inputs: Any) -> bool:

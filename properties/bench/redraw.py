@@ -21,31 +21,21 @@ def redraw_weights(model: nn.Module, seed: int) -> None:
         seed: of the private generator; the same seed gives the same weights.
     """
     generator = torch.Generator().manual_seed(seed)
-    padding_rows = {
-        id(m.weight): m.padding_idx
-        for m in model.modules()
-        if isinstance(m, nn.Embedding) and m.padding_idx is not None
-    }
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    padding = {id(m.weight): m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding)}
     transposed = {id(m.weight) for m in model.modules() if type(m).__name__ == "Conv1D" and hasattr(m, "weight")}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.is_floating_point() or not parameter.numel() or not parameter.requires_grad:
-                continue  # a frozen parameter is a constant: a table of frequencies, say
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            flat = parameter.detach().flatten()
-            if parameter.ndim >= 2 and id(parameter) in embeddings:
-                value = noise
-            elif parameter.ndim >= 2:
-                fan_in = parameter.shape[0] if id(parameter) in transposed else parameter[0].numel()
-                value = noise / fan_in**0.5
-            elif flat.numel() and bool((flat == 1).all()):
-                value = 1 + 0.25 * noise.clamp(-2, 2)
-            elif flat.numel() and bool((flat == 0).all()):
-                value = 0.25 * noise
-            else:
-                value = parameter.double().cpu() * (1 + 0.25 * noise.clamp(-2, 2)) + 0.05 * noise
-            row = padding_rows.get(id(parameter))
-            if row is not None:
-                value[row] = parameter[row].double().cpu()
+    for parameter in model.parameters():
+        if not parameter.is_floating_point() or not parameter.numel() or not parameter.requires_grad:
+            continue  # a frozen parameter is a constant: a table of frequencies, say
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        before, some = parameter.detach().double().cpu(), 0.25 * noise.clamp(-2, 2)
+        if parameter.ndim >= 2:
+            fan_in = parameter.shape[0] if id(parameter) in transposed else parameter[0].numel()
+            value = noise if id(parameter) in padding else noise / fan_in**0.5
+        elif bool((before == 1).all()):
+            value = 1 + some
+        else:
+            value = 0.25 * noise if bool((before == 0).all()) else before * (1 + some) + 0.05 * noise
+        if (row := padding.get(id(parameter))) is not None:
+            value[row] = before[row]
+        with torch.no_grad():
             parameter.copy_(value.to(parameter.dtype))

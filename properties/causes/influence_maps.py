@@ -11,6 +11,8 @@ from veriformer.properties.engine.violations import InfluenceMap
 from veriformer.properties.probes.influence import by_substitution
 from veriformer.properties.subject.paths import Path
 
+_MOST = 0.75  # of the places of a band: a gradient may be zero by chance
+
 
 def causal_region(length: int, window: int | None = None, prefix: int | None = None, sinks: int = 0) -> Tensor:
     """Return `[T, T]` bool: whether output t may depend on input s.
@@ -73,16 +75,19 @@ def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str |
     everything = bool(reaches[~allowed].all())
     if length > 2 and bool((reaches == allowed.T).all()):
         return "influence from the future and none from the past: the mask is transposed or inverted"
-    if length > 2 and max(future) == 1:
+    is_band = _is_band(reaches, max(future))
+    if length > 2 and max(future) == 1 and is_band:
         return "influence exactly one step ahead: the mask's diagonal is off by one"
     if everything:
         return "influence from every later position: the causal mask is not applied on this path"
-    if max(future) == num_layers < length - 1:
+    if (size := _block(illegal)) > 2:
+        return f"the first {size} positions see one another both ways, the others the past alone"
+    if is_band and max(future) == num_layers < length - 1:
         return (
             f"influence up to {num_layers} steps ahead in a model of {num_layers} layers: "
             "the mask's diagonal is off by one in each of them"
         )
-    if max(future) < length - 1:
+    if is_band and max(future) < length - 1:
         return f"influence up to {max(future)} steps ahead: the mask's diagonal is off by {max(future)}"
     rows = sorted({t for t, _ in illegal.nonzero().tolist()})
     if len(rows) == 1:
@@ -109,3 +114,22 @@ def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
             "(declare window, the number of tokens that one layer sees, if that is meant)"
         )
     return f"no influence from {int(missing.sum())} of {int(allowed.sum())} permitted positions"
+
+
+def _is_band(reaches: Tensor, steps: int) -> bool:
+    """Whether nearly every place up to so many steps ahead is reached: a diagonal that is off concerns every row.
+
+    Args:
+        reaches: `[T, T]`, bool.
+        steps: ahead of the diagonal.
+    """
+    places = torch.ones_like(reaches).triu(1).tril(steps)
+    return bool(reaches[places].float().mean() > _MOST)
+
+
+def _block(illegal: Tensor) -> int:
+    """Return how many of the first positions all see one another, where no other sees ahead; 0 if it is not so."""
+    size = int(illegal.any(1).nonzero().max()) + 2 if bool(illegal.any()) else 0
+    block = torch.zeros_like(illegal)
+    block[:size, :size] = True
+    return size if size < len(illegal) and bool((illegal == block.triu(1)).all()) else 0

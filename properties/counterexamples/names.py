@@ -149,7 +149,7 @@ class Names:
         copy = value.detach().clone().cpu()
         earlier = [
             (n, c) for v, _, n, c in self._literals
-            if c is not None and (c.shape, c.dtype) == (copy.shape, copy.dtype) and not v.requires_grad
+            if c is not None and c.shape == copy.shape and v.device == value.device and not v.requires_grad
         ]  # fmt: skip
         first, *changes = of_tensor(copy, earlier, value.device)
         needs_grad = value.requires_grad and value.is_leaf

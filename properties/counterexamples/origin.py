@@ -7,39 +7,49 @@ import keyword
 import sys
 import types
 from collections.abc import Iterable
-from dataclasses import fields
+from importlib import machinery
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from veriformer.properties.adapters.huggingface_checkpoints import is_folder
-from veriformer.properties.adapters.places import Beside, Place, is_of_a_library, location
+from veriformer.properties.adapters.places import PACKAGES, Beside, Place, is_of_a_library, location
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
+from veriformer.properties.adapters.unknown.written import USER, module_behind, source_of
 from veriformer.properties.bench.pool import callable_subject
 from veriformer.properties.counterexamples.program import UnwritableError
 from veriformer.properties.counterexamples.source import Sources
 from veriformer.properties.subject.subject import Subject
 
+_MANY = 200  # files beside a user's that are looked at
+
 _STAND_IN = """
 try:
-    import veriformer.properties  # the user's file may declare a Subject
-except ImportError:  # not installed: a plain record takes its place, nothing else of it is used here
-    record = types.ModuleType("veriformer.properties")
-    record.Subject = lambda **given: types.SimpleNamespace(**{name: None for name in FIELDS} | given)
-    record.DrawnConfig = types.SimpleNamespace
-    record.check = record.parametrize = lambda *args, **kwargs: None
-    sys.modules["veriformer"] = types.ModuleType("veriformer")
-    sys.modules["veriformer"].properties = sys.modules["veriformer.properties"] = record
-""".replace("FIELDS", repr(tuple(f.name for f in fields(Subject))))
+    import veriformer.properties  # the file declares a Subject
+except ImportError:  # where it is not installed a plain record does
+    record = type("Subject", (types.SimpleNamespace,), {"__getattr__": lambda self, name: None})
+    stub = mock.MagicMock(Subject=record, DrawnConfig=record)
+    sys.modules["veriformer"] = sys.modules["veriformer.properties"] = stub.properties = stub
+"""
+
+_HERE = """
+# {file}: from the folder that this is run in, or from one above this script
+here = [Path.cwd(), *Path(__file__).resolve().parents]
+folder = next((str({folder}) for f in here if (f / {file!r}).is_file()), "")
+"""
+
+_PLAIN = """
+sys.path.insert(0, folder)
+"""
 
 _BESIDE = """
-sys.meta_path.insert(0, {beside}({folder!r}, {own!r}))
-sys.path += {last!r}
+sys.meta_path.insert(0, {beside}(folder, {own!r}))
+sys.path += [folder]
 """
 
 _FILE = """
-spec = importlib.util.spec_from_file_location({name!r}, {path!r})
+spec = importlib.util.spec_from_file_location({name!r}, Path(folder, {path!r}))
 user = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = user
 spec.loader.exec_module(user)
@@ -58,7 +68,11 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
         UnwritableError: it stands nowhere, and was made of functions without a source of their own.
     """
     module, given, expression = _given(subject)
-    if module is not None and _is_subject(given, subject):
+    behind = next((m for part in (subject.build, subject.forward) if (m := module_behind(part)) is not None), None)
+    if behind is not None:
+        module = behind
+        sources.claim(USER, behind)
+    if module is not None and source_of(subject.forward) is None and _is_subject(given, subject):
         lines = [_importing(module, sources), f"subject = {expression}"]
         for part in parts:
             value = getattr(subject, part)
@@ -78,7 +92,8 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
                 raise UnwritableError("an instance that stands in no module")
             lines.append(f"module = {expression}")
         else:
-            lines.append(f"{part} = {sources.expression(value)}")
+            called = sources.expression(value)
+            lines += [f"{part} = {called}"] * (called != part)
     return "\n".join(lines)
 
 
@@ -157,16 +172,61 @@ def _importing(module: types.ModuleType, sources: Sources) -> str:
     if is_of_a_library(module) or module.__name__.startswith("veriformer."):
         return f"import {module.__name__} as user"
     place = Place.of_module(module, location(module))
-    last = list(dict.fromkeys([str(place.folder), str(place.path.parent)]))
-    beside = sources.expression(Beside)
-    lines = [_STAND_IN.strip(), _BESIDE.format(beside=beside, folder=last[0], own=place.own, last=last).strip()]
+    folder = place.folder
+    lines = [_STAND_IN.strip()] * _knows_us(folder)
+    there = "f" if _seen(folder) == "." else f"f / {_seen(folder)!r}"
+    lines.append(_HERE.format(file=_seen(place.path), folder=there).strip())
+    if place.path.parent != folder:
+        last = f"sys.path.append(str(Path(folder, {str(place.path.parent.relative_to(folder))!r})))"
+    else:
+        last = ""
+    if _is_plain(place):
+        return "\n".join([*lines, _PLAIN.strip(), *filter(None, [last]), _by_name(place.name, sources)])
+    lines.append(_BESIDE.format(beside=sources.expression(Beside), own=place.own).strip())
+    lines += filter(None, [last])
     if place.is_in_package and not place.is_taken:
         return "\n".join([*lines, _by_name(place.name, sources)])
     name = f"your_{place.alias.rpartition('_')[0]}"
-    lines.append(_FILE.format(name=name, path=str(place.top)).strip())
+    lines.append(_FILE.format(name=name, path=str(place.top.relative_to(folder))).strip())
     if place.inner:
         lines.append(_by_name(".".join([name, *place.inner]), sources))
     return "\n".join(lines)
+
+
+def _seen(path: Path) -> str:
+    """Return a path as it is seen from the folder that one stands in, if it lies below; else the whole of it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _is_plain(place: Place) -> bool:
+    """Whether a file is imported by its name when its folder is put before all others, and takes no other's place.
+
+    What lies beside it may hide what Python or a library calls so: types.py, torch.py.
+    """
+    names = place.name.split(".")
+    if place.is_taken or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
+        return False
+    beside = {p.stem for p in place.folder.glob("*.py")} | {p.parent.name for p in place.folder.glob("*/__init__.py")}
+    elsewhere = [
+        p for p in sys.path if p and Path(p).resolve() != place.folder and any(part in f"{p}/" for part in PACKAGES)
+    ]
+    return len(beside) < _MANY and not any(
+        name in sys.stdlib_module_names or machinery.PathFinder.find_spec(name, elsewhere) for name in beside
+    )
+
+
+def _knows_us(folder: Path) -> bool:
+    """Whether a module that was loaded from below a folder uses this package."""
+    ours = (
+        module for name, module in list(sys.modules.items())
+        if not name.startswith("veriformer") and not is_of_a_library(module)
+        and Path(location(module)).resolve().is_relative_to(folder)
+    )  # fmt: skip
+    return any(
+        str(getattr(value, "__module__", "") or getattr(value, "__name__", "")).startswith("veriformer")
+        for module in ours
+        for value in list(vars(module).values())
+    )
 
 
 def _by_name(name: str, sources: Sources) -> str:

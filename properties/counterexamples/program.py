@@ -66,12 +66,14 @@ class Program:
         judged: the comparison that ended the run; None if it cannot be written down.
         parts: callables of the subject that are used ("forward", "weights", ...).
         pasted: functions of this package whose source the lines need, by name.
+        models: that were built.
     """
 
     lines: list[Line] = field(default_factory=list)
     judged: Judged | None = None
     parts: dict[str, None] = field(default_factory=dict)
     pasted: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    models: list[Any] = field(default_factory=list)
 
     def needed(self, *, every_call: bool = False) -> list[Line] | None:
         """Return the lines that the judgement rests on; None if it does not rest on what the subject gave.

@@ -35,6 +35,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
         expected=problem.expected,
         index=list(problem.index),
         error=problem.error,
+        unit=problem.unit,
         tolerance=problem.tolerance,
         path=problem.path,
         cause=last_answer_to(lambda: cause_of(prop, case, problem)) or "",

@@ -26,8 +26,8 @@ from veriformer.properties.subject.paths import DEFAULT, Path
 from veriformer.properties.subject.subject import Subject
 
 PARTS = (
-    "build", "forward", "weights", "embed", "cache", "generate", "projections", "router", "accumulate", "decode",
-    "train", "words", "vocabulary", "merges", "scores",
+    "build", "forward", "weights", "embed", "cache", "generate", "sampling", "projections", "patches", "router", "loss",
+    "accumulate", "decode", "train", "words", "vocabulary", "merges", "scores",
 )  # fmt: skip
 """Callables of a subject."""
 
@@ -208,6 +208,7 @@ class Recorder(TorchFunctionMode):
     def _name_model(self, module: Any, making: str) -> None:
         name = "model" if not self._models else f"model_{len(self._models) + 1}"
         self._models[name] = module
+        self.program.models.append(module)
         with self._aside():
             self._names.bind_module(module, name)
         self.program.lines.append(Line.of(f"{name} = {making}", [name]))

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import sys
+import textwrap
 import tokenize
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 from veriformer.properties.bench import redraw
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, guarded
-from veriformer.properties.bench.pool import WEIGHT_SEED
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.origin import where_from
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Program, UnwritableError, words_in
+from veriformer.properties.counterexamples.shortening import (
+    WIDTH,
+    inlined,
+    making_of,
+    paragraphs,
+    redrawing_of,
+    wrapped,
+)
 from veriformer.properties.counterexamples.source import Sources, is_installed
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
 from veriformer.properties.subject import layouts
 
-_BUILDING = f'''def {MADE}(config, dtype, redrawn=True, device="cpu", seed={WEIGHT_SEED}):
-    """Build the model of these sizes with weights that are the same each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build(config)
-        if isinstance(model, torch.nn.Module):
-            model = model.to(device).to(dtype).eval()
-            if redrawn:
-                redraw_weights(model, {WEIGHT_SEED})
-    return model'''
-
-_APART = '''def apart(got, expected, unit):
-    """Return the largest difference in units; equal infinities agree, and NaN agrees with nothing."""
-    got, expected = got.detach().cpu(), expected.detach().cpu()
-    wide = torch.complex128 if got.is_complex() else torch.float64
-    unit = unit.detach().cpu() if isinstance(unit, torch.Tensor) else unit
-    error = (got.to(wide) - expected.to(wide)).abs() / unit
-    return float(torch.where(got == expected, 0.0, error.nan_to_num(nan=torch.inf)).max())'''
+_ERROR = """apart = (got.to(torch.complex128) - expected.to(torch.complex128)).abs() / {unit}
+error = float(torch.where(got == expected, 0.0, apart.detach().nan_to_num(nan=torch.inf)).max())
+"""
 
 _VERDICTS = {
-    "close": "error = apart(got, expected, {unit})\nviolated = error > {limit!r}",
-    "exact": "error = apart(got, expected, 1.0)\nviolated = error > 0",
-    "differs": "error = apart(got, expected, {unit})\nviolated = error <= {limit!r}",
+    "close": _ERROR + "violated = error > {limit!r}",
+    "exact": _ERROR + "violated = error > 0",
+    "differs": _ERROR + "violated = error <= {limit!r}",
     "finite": "error = int((~got.isfinite()).sum())\nviolated = error > 0",
     "require": "violated = not bool(got)",
     "equal": "violated = got != expected",
 }
+_BOUNDED = ("close", "exact")
+"""Judgements of a difference that is too large: what is right stays below the same limit with any weights."""
+
 _COUNTED = re.compile(r"[a-z]+\d+")
-_STANDARD = ("copy", "types", "sys", "importlib.util")
+_STANDARD = ("copy.", "functools.", "types.", "sys.", "importlib.util.")
 
 
 def script(prop: Property, bench: Workbench, found: Counterexample, program: Program) -> str:
@@ -69,11 +69,14 @@ def script(prop: Property, bench: Workbench, found: Counterexample, program: Pro
         written: what is judged is not told by torch and the subject alone.
     """
     text = ""
-    for every_call in (False, True):
+    plain = [(False, False)] if program.judged is not None and program.judged.kind in _BOUNDED else []
+    for every_call, redrawn in (*plain, (False, True), (True, True)):
         try:
-            parts = _Parts(bench, program, every_call=every_call)
+            parts = _Parts(bench, program, every_call=every_call, redrawn=redrawn)
         except UnwritableError:
             return ""
+        if not redrawn and MADE not in words_in(parts.body):
+            continue
         text = parts.whole(prop, found)
         if parts.shows_it(text):
             return text
@@ -81,28 +84,34 @@ def script(prop: Property, bench: Workbench, found: Counterexample, program: Pro
 
 
 class _Parts:
-    """A script in parts: functions, what the subject is, and the program itself."""
+    """A script in parts: what is told, where the subject is, the case, and below it what the case uses."""
 
-    def __init__(self, bench: Workbench, program: Program, *, every_call: bool) -> None:
+    def __init__(self, bench: Workbench, program: Program, *, every_call: bool, redrawn: bool) -> None:
         lines = program.needed(every_call=every_call)
         if lines is None or program.judged is None:
             raise UnwritableError("a judgement that does not rest on what the subject gave")
         self.bench = bench
-        body = "\n".join([*(line.text for line in lines), _verdict(program.judged)])
+        self.redrawn = redrawn
+        body = "\n".join(inlined(lines, _verdict(program.judged, bench.device)))
         self.body = _renumbered(body, {name for line in lines for name in line.makes})
+        if not redrawn:
+            self.body = self.body.replace(", redrawn=False", "")
         words = words_in(self.body)
         self.used = [p for p in program.parts if p in words]
         self.used += ["build"] * (MADE in words) + [MODULE] * (MODULE in words)
         pasted = [function for name, function in program.pasted.items() if name in words]
         pasted += [embedding_leaf.at_embedding] * ("at_embedding" in words)
         pasted += [layouts.laid_out] * ("laid_out" in words)
-        pasted += [redraw.redraw_weights] * (MADE in words)
+        redrawing = redrawing_of(program.models) if MADE in words and redrawn else ""
+        pasted += [redraw.redraw_weights] * (MADE in words and redrawn and not redrawing)
         self.sources = Sources()
         for function in pasted:
             self.sources.expression(function)
         self.functions = list(self.sources.chunks)
         self.origin = where_from(bench.subject, self.used, self.sources)
-        self.shared = [_BUILDING] * (MADE in words) + [_APART] * ("apart" in words)
+        self.shared = [redrawing] if redrawing else []
+        if MADE in words:
+            self.shared.append(making_of(self.body, program.models, redrawn=redrawn))
 
     def shows_it(self, text: str) -> bool:
         """Whether the program finds the subject violated: the one at hand, where the user's code is imported."""
@@ -113,21 +122,62 @@ class _Parts:
 
     def whole(self, prop: Property, found: Counterexample) -> str:
         """Return the script."""
-        head = (
-            f"{prop.statement} Not so here: {found.headline}.\n\nProperty {prop.id}: {prop.formula}\n"
-            f"Source: {prop.source}\nExpected {found.expected or 'see above'}; got {found.got or 'see above'}.\n"
+        drawn = "" if self.redrawn or MADE not in words_in(self.body) else " (there with larger weights than here)"
+        error = "" if math.isnan(found.error) else f"; error {found.error:.3g}, tolerance {found.tolerance:.3g}"
+        numbers = f"The check{drawn}: expected {found.expected}, got {found.got}{error}." if found.got else ""
+        told = paragraphs(
+            f"{prop.statement} Not so here: {found.headline}.",
+            " ".join([numbers, f"Likely cause: {found.cause}." if found.cause else ""]).strip(),
+            f"{prop.id}: {prop.formula} ({prop.source.rstrip('.')}). Exits with status 1 while it does not hold, "
+            "with 0 once it does.",
         )
-        claim = f"print({'Claim: ' + found.headline!r})"
-        chunks = [*self.sources.chunks, self.origin, *self.shared, f"{claim}\n{self.body}"]
-        return self._assembled([_docstring(head)], chunks)
+        inner = textwrap.indent(wrapped(self.body, WIDTH - 4), "    ")
+        last = f"print({prop.id!r}, "
+        case = (
+            f"def case():\n{inner}".replace("print(", last, 1)
+            if inner.count("print(") == 1
+            else f"def case():\n{inner}"
+        )
+        own = self.sources.chunks[len(self.functions) :]
+        below = [*self.functions, *self.shared]
+        if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
+            chunks = [*self.sources.chunks, self.origin, case, *self.shared]
+        else:
+            chunks = [*own, self.origin, case, *below]
+        return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
-        text = "\n\n\n".join(chunks)
-        lines = {f"import {name}" for name in _STANDARD if re.search(rf"\b{re.escape(name)}\b", text)}
+        text = "\n\n".join(chunks)
+        lines = {f"import {name[:-1]}" for name in _STANDARD if re.search(rf"\b{re.escape(name)}", text)}
         lines |= {"from pathlib import Path"} if re.search(r"\bPath\(", text) else set()
+        lines |= {"from unittest import mock"} if "mock.Magic" in text else set()
         lines |= self.sources.imports | {"import torch"}
-        ours = sorted(lines, key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line))
-        return "\n\n".join([*head, "from __future__ import annotations", "\n".join(ours), text]) + "\n"
+        ours = sorted(
+            _joined(lines), key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line)
+        )
+        future = ["from __future__ import annotations"] * any("@dataclass" in chunk for chunk in self.sources.chunks)
+        return "\n\n".join([*head, *future, "\n".join(ours), text]) + "\n"
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Return lines of imports, those from one module in one line."""
+    whole = [line for line in lines if not line.startswith("from ") or " as " in line]
+    found: dict[str, list[str]] = {}
+    for line in sorted({*lines} - {*whole}):
+        module, _, name = line.removeprefix("from ").partition(" import ")
+        found.setdefault(module, []).append(name)
+    return [*whole, *(f"from {module} import {', '.join(names)}" for module, names in found.items())]
+
+
+def _names_made(chunks: Iterable[str]) -> frozenset[str]:
+    """Return the names that chunks of source define."""
+    return frozenset(
+        found
+        for chunk in chunks
+        for found in re.findall(r"^(?:def|class) (\w+)|^(\w+) = ", chunk, re.M)
+        for found in found
+        if found
+    )
 
 
 class _EndError(Exception):
@@ -158,19 +208,19 @@ def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bo
 def _run(text: str, given: dict[str, Any]) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            exec(compile(text, "<script>", "exec"), {"__name__": "__main__", **given})
+            exec(compile(text, "<script>", "exec"), {"__name__": "__main__", "__file__": "script.py", **given})
         except SystemExit as end:
             raise _EndError(int(end.code or 0)) from end
 
 
-def _verdict(judged: Judged) -> str:
-    lines = [f"got = {judged.got}"]
-    if judged.expected:
-        lines.append(f"expected = {judged.expected}")
-    lines.append(_VERDICTS[judged.kind].format(unit=judged.unit, limit=judged.limit))
-    error = "'error:', error, " if "error =" in lines[-1] else ""
-    lines += [f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
-    return "\n".join(lines)
+def _verdict(judged: Judged, device: torch.device) -> list[str]:
+    sides = {"got": judged.got, "expected": judged.expected, "unit": judged.unit}
+    if device.type != "cpu" and judged.kind in (*_BOUNDED, "differs"):  # what is compared may lie apart
+        sides = {name: f"torch.as_tensor({text}).cpu()" for name, text in sides.items()}
+    lines = [f"{name} = {text}" for name, text in sides.items() if text and name != "unit"]
+    lines += _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
+    error = "'error:', error, " if any(line.startswith("error =") for line in lines) else ""
+    return [*lines, f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
 
 
 def _renumbered(source: str, names: set[str]) -> str:
@@ -185,7 +235,3 @@ def _renumbered(source: str, names: set[str]) -> str:
         (row, start), (_, end) = token.start, token.end
         lines[row - 1] = lines[row - 1][:start] + counts[token.string] + lines[row - 1][end:]
     return "\n".join(lines)
-
-
-def _docstring(text: str) -> str:
-    return '"""' + text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '"""'

@@ -14,6 +14,7 @@ from typing import Any
 from veriformer.properties.adapters.places import is_of_a_library
 from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.program import UnwritableError
+from veriformer.properties.counterexamples.shortening import lean, untyped
 
 _OURS = "veriformer.properties."
 
@@ -35,6 +36,10 @@ class Sources:
     def know(self, value: Any, expression: str) -> None:
         """Say how a value is reached, so that its source is not needed."""
         self._known.append((value, expression))
+
+    def claim(self, name: str, value: Any) -> None:
+        """Say that a script has a value under a name already."""
+        self._taken[name] = value
 
     def expression(self, value: Any) -> str:
         """Return what a value is called here, a function above all; the source of it is added.
@@ -78,7 +83,9 @@ class Sources:
             self.chunks.append(f"{name} = {self.expression(part)}")
         else:
             scope = vars(module)
-            source = textwrap.dedent(inspect.getsource(scope[own])).rstrip()
+            source = lean(textwrap.dedent(inspect.getsource(scope[own])).rstrip())
+            if module.__name__.startswith(_OURS):
+                source = untyped(source)
             for used in sorted(set(_names_read(ast.parse(source))) & set(scope)):
                 self._use(used, scope[used])
             self.chunks.append(source)

@@ -105,6 +105,9 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
         Component("norm", norm, layers * (2 * encoders + (3 if pair else 0))),
         Component("closing norm", norm, stacks if closes else 0),
     ]
+    if subject.fact("query_key_norm"):  # head by head, with or without gains of its own
+        each = 2 * norm_parameters(str(subject.fact("norm")), config.d_head, subject.fact("norm_bias"))
+        found.append(Component("norms of queries and keys", each, layers * (stacks + pair), optional=True, usual=True))
     tables = {
         "learned": int(subject.fact("max_len", config.max_len)) * d,
         "t5": int(subject.fact("num_buckets", 32)) * config.num_heads,

@@ -131,6 +131,7 @@ class Case(Calling):
                 expected=f"{worst.expected:.6g}",
                 index=worst.index,
                 error=worst.error * scale,
+                unit=_words_of(unit, is_derived=bound is not None),
                 tolerance=limit * scale,
                 path=self.path,
                 cause=cause,
@@ -266,6 +267,7 @@ class Case(Calling):
         got: str = "",
         expected: str = "",
         error: float | Tensor = math.nan,
+        unit: str = "",
         tolerance: float = 0.0,
         cause: Cause | None = None,
         influence: Callable[[], InfluenceMap | None] | None = None,
@@ -279,6 +281,7 @@ class Case(Calling):
             got: in words.
             expected: in words.
             error: measured.
+            unit: what one unit of it is, in words; "" where it is the difference of what is told.
             tolerance: in the same unit.
             cause: gives the likely cause, measured.
             influence: gives an influence map.
@@ -294,6 +297,7 @@ class Case(Calling):
                 got=got,
                 expected=expected,
                 error=float(error),
+                unit=unit,
                 tolerance=tolerance,
                 path=self.path,
                 cause=cause,
@@ -362,6 +366,13 @@ def _refuse_vacuous(got: Tensor, expected: Tensor, what: str, *, constants_allow
         return
     if bool((got == got.flatten()[0]).all()) and bool((expected == expected.flatten()[0]).all()):
         raise VacuousCheckError(f"{what}: both sides are the same constant everywhere, which no fault would disturb")
+
+
+def _words_of(unit: float | Tensor, *, is_derived: bool) -> str:
+    """Return what an error is counted in; "" where it is told as the difference itself."""
+    if isinstance(unit, Tensor):
+        return "what rounding may do to that entry"
+    return "" if is_derived or unit == 1 else f"{unit:.3g}, the root mean square of what is expected"
 
 
 def _is_coarse(value: Tensor, path: Path) -> bool:

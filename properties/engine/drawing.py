@@ -162,8 +162,9 @@ class Drawing:
 
     def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """Return unit normal values times `scale`, on the device; the same values in every dtype, up to rounding."""
-        value = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
-        return value.to(self.bench.device, dtype)
+        value = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        value = value if scale == 1.0 else value * scale  # a script has a line for each step
+        return value.to(dtype) if torch.device(self.bench.device).type == "cpu" else value.to(self.bench.device, dtype)
 
     def tokens(self, *shape: int) -> Tensor:
         """Return uniform token ids of the drawn vocabulary, int64, on the device; of a large one both ends too."""

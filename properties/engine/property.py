@@ -1,11 +1,13 @@
 """The property: one decorated function is one mathematical statement about one kind of subject.
 
 To add a property, write one function with `@holds(...)` in the file of its family under
-`veriformer/properties/families/`; nothing else registers it.
+`veriformer/properties/families/`, or in a plug-in (see `extending`); nothing else registers it.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +75,12 @@ class Property:
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
     in_half: bool = False
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What it states, in words: for a report."""
+        why = inspect.cleandoc(self.explanation)
+        return {"statement": self.statement, "formula": self.formula, "source": self.source, "why": why}
 
     @property
     def goes_far(self) -> bool:
@@ -155,7 +163,7 @@ def holds(
 
     def register(check: Callable[[Case], None]) -> Callable[[Case], None]:
         known = _REGISTRY.get(id)
-        if known is not None and known.check.__module__ != check.__module__:
+        if known is not None and _file_of(known.check) != _file_of(check):  # a file may be imported by two names
             raise ValueError(f"property id {id!r} is taken by {known.check.__module__}; choose another slug")
         _REGISTRY[id] = Property(
             id=id,
@@ -181,6 +189,10 @@ def holds(
         return check
 
     return register
+
+
+def _file_of(check: Callable[..., Any]) -> str:
+    return os.path.realpath(check.__code__.co_filename)
 
 
 def registered() -> Mapping[str, Property]:

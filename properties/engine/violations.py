@@ -30,6 +30,7 @@ class Violation(Exception):  # noqa: N818 - a violation is the finding, not an e
         expected: value that the property requires there, as text.
         index: worst index in the compared tensor.
         error: the measured error, in the unit of `tolerance`.
+        unit: what one unit of the error is, in words; "" where the error is the difference itself.
         tolerance: the largest error that counts as rounding; 0 for exact claims.
         path: the way the subject was called (`mask=ones mode=no_grad`), if the property walks paths.
         influence: callable giving a T x T influence map; called once, on the smallest case.
@@ -42,6 +43,7 @@ class Violation(Exception):  # noqa: N818 - a violation is the finding, not an e
     expected: str = ""
     index: tuple[int, ...] = ()
     error: float = float("nan")
+    unit: str = ""
     tolerance: float = 0.0
     path: str = ""
     influence: Callable[[], InfluenceMap | None] | None = field(default=None, repr=False)

@@ -17,7 +17,7 @@ from veriformer.properties.anatomy.norms import (
     stands_behind_norm,
 )
 from veriformer.properties.anatomy.residual import Sum, residual_sums
-from veriformer.properties.anatomy.sublayers import sublayers
+from veriformer.properties.anatomy.sublayers import sublayers, without_stream
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
@@ -118,6 +118,8 @@ def norms_follow_the_declared_formula(case: Case) -> None:
     if placement == "pre":
         _projections_are_normalised(case, flowing)
     stack = case.subject.kind in ("encoder", "decoder", "encoder_decoder")
+    if stack and placement in ("pre", "post"):
+        _norms_stand_as_declared(case, flowing, placement)
     if stack and placement in ("pre", "post") and norms_at_the_end(flowing.seen, width) is not None:
         _the_end_is_the_declared_one(case, flowing, 1 if placement == "post" else 0)
 
@@ -210,6 +212,22 @@ def _raw(seen: Traced, length: int) -> list[tuple[str, dict[str, bool]]]:
     return found
 
 
+def _norms_stand_as_declared(case: Case, flowing: Flow, placement: str) -> None:
+    """Require that not all sublayers have their norms on the other side; single ones may go without."""
+    known = [s for s in sublayers(flowing.seen, flowing.width) if s.norm]
+    if len(known) < 2:
+        return
+    wrong = case.apply(other_places, flowing.seen, flowing.width, placement)
+    told = {"pre": "takes what a norm gave", "post": "takes the stream as it is"}
+    case.require(
+        wrong < len(known),
+        f"every sublayer {told[known[0].norm]}, where norm_placement={placement!r} is declared",
+        got=f"{known[0].place or 'the model'} {told[known[0].norm]}",
+        expected=f"{known[0].place or 'the model'} {told[placement]}",
+        cause=lambda: f"{known[0].place or 'the model'} and all others: the norms stand on the other side",
+    )
+
+
 def _the_end_is_the_declared_one(case: Case, flowing: Flow, own: int) -> None:
     """Require that a norm follows the last layer's own, or none does."""
     declared = case.subject.fact("final_norm")
@@ -269,7 +287,28 @@ def sums_take_both_once(case: Case) -> None:
         cause=lambda: _sum_words(odd, len(lone), len(known)),
         asks=("structure", "other"),
     )
+    _every_layer_adds(case, flowing)
     _one_place_of_norms(case, flowing)
+
+
+def _every_layer_adds(case: Case, flowing: Flow) -> None:
+    """Require that the stream goes on beside every sublayer, where it does beside one of the same name."""
+    lost = without_stream(flowing.seen, flowing.width)
+    count = case.apply(lost_streams, flowing.seen, flowing.width)
+    place, other = lost[0] if lost else ("", "")
+    case.require(
+        count == 0,
+        f"what {place} gives goes on without the stream, where what {other} gives is added to it",
+        got=f"F(x) alone behind {', '.join(one for one, _ in lost)}",
+        expected="x + F(x) in every layer",
+        cause=lambda: f"the residual connection around {place} is missing: the next part takes what it gives, alone",
+        asks=("structure", "other"),
+    )
+
+
+def lost_streams(seen: Traced, width: int) -> Tensor:
+    """Return how many sublayers lose the stream that others of their name keep."""
+    return torch.tensor(len(without_stream(seen, width)))
 
 
 def _one_place_of_norms(case: Case, flowing: Flow) -> None:

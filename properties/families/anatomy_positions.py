@@ -186,7 +186,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             error=error,
             tolerance=1e3 * flowing.limit,
             cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
-            asks=("base", float(f"{base:.4g}")) if base else _asks_of(attention, known, flowing.limit),
+            asks=_asks_of(case.subject, attention, known, own, flowing.limit, base),
         )
         values = case.apply(
             turned_values, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
@@ -256,8 +256,18 @@ def _is_left_out(attention: Attention, others: list[Attention], limit: float) ->
     return stands_still(attention, limit) and not all(stands_still(a, limit) for a in others)
 
 
-def _asks_of(attention: Attention, others: list[Attention], limit: float) -> tuple[str, str] | None:
-    return ("structure", "other") if _is_left_out(attention, others, limit) else None
+def _asks_of(
+    subject: Subject, attention: Attention, others: list[Attention], own: _Angles, limit: float, base: float | None
+) -> tuple[str, Any] | None:
+    """Return what to declare: another base, layers without positions, or that fewer channels are turned."""
+    if base:
+        return "base", float(f"{base:.4g}")
+    if _is_left_out(attention, others, limit):
+        return "structure", "other"
+    for width in range(2, own.width, 2) if subject.fact("rotary_dim") is None else ():
+        if rotation_misfit(attention, own.base, width, own.layout) < 1e3 * limit:
+            return "rotary_dim", width
+    return None
 
 
 def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | None, limit: float) -> str | None:

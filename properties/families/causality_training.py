@@ -57,6 +57,7 @@ def noise_cannot_be_predicted(case: Case) -> None:
         got=f"{mean:.4f}",
         expected=f"at least {math.log(vocab):.4f}",
         error=z,
+        unit="standard errors of that mean",
         tolerance=7.0,
     )
     case.witness()

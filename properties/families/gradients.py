@@ -116,6 +116,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         got=f"{claimed:.8g}",
         expected=f"{quotient:.8g}",
         error=error,
+        unit=f"what is expected, at least {float(least):.3g}",
         tolerance=1e-5,
         cause=lambda: (
             rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
@@ -234,7 +235,7 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     error, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
     case.require(
         error < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
-        expected=f"{quotient:.8g}", error=error, tolerance=1e-4,
+        expected=f"{quotient:.8g}", error=error, tolerance=1e-4, unit="the sizes it is made of",
         cause=lambda: rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
         or wrong_gradient(case)
         or _hand_written(case.call(built, *tensors, *inputs.extras)),

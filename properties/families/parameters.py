@@ -21,7 +21,7 @@ from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.dead_parts import dead_part, whole_matrices_learn
@@ -211,8 +211,10 @@ def tying_survives(case: Case) -> None:
         miscounted, "", "what the model says of its own size counts a shared matrix twice, or takes it away twice",
         got=miscounted, expected="every parameter once, less whole tables at most",
     )  # fmt: skip
-    case.apply(step, module, output)
-    models = [(module, "after an optimiser step")]
+    models = [(module, "as it is built")]
+    if output.requires_grad:
+        case.apply(step, module, output)
+        models = [(module, "after an optimiser step")]
     with contextlib.suppress(NotSpokenOfError):
         twin = case.copy_of(built).module
         twin.load_state_dict(module.state_dict())
@@ -285,14 +287,15 @@ def _as_plain(output: Any) -> Any:
     formula="d f / d theta exists for every theta",
     source="A parameter without a gradient is never trained.",
     kinds=_MODULES,
-    unless=needs_module,
+    unless=(needs_module, excludes_fact("inference_only")),
     examples_factor=0.3,
     catches=("EM07", "IN02", "ME02", "parameters-unused"),
 )
 def every_parameter_is_connected(case: Case) -> None:
     """All outputs of the model count, also those that the subject's forward does not pick (a pooler beside the hidden
     states). A gradient must exist; it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is
-    exactly zero though the output depends on it (a choice without a weight) is never trained either.
+    exactly zero though the output depends on it (a choice without a weight) is never trained either. A forward
+    without any gradient is a question: it may be meant for inference alone.
     """
     built = case.built()
     module = _is_module(case, built)
@@ -312,6 +315,8 @@ def every_parameter_is_connected(case: Case) -> None:
         "the output is connected to no parameter",
         got="no gradient",
         expected="gradients",
+        cause=lambda: "its forward runs under no_grad or inference_mode, or detaches what it gives",
+        asks=("inference_only", True),
     )
     total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()
     gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True, retain_graph=True)

@@ -132,7 +132,7 @@ def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:
     source=_HE,
     kinds=_LAYER,
     level="extended",
-    unless=(*_SKIPS, needs_fact("norm_placement", "pre")),
+    unless=(*_SKIPS, excludes_fact("inference_only"), needs_fact("norm_placement", "pre")),
 )
 def the_skip_passes_gradients(case: Case) -> None:
     """d(x + F(x)) = I + dF, and dF = 0: every direction is an eigen-direction of eigenvalue one."""
@@ -142,7 +142,7 @@ def the_skip_passes_gradients(case: Case) -> None:
     output = case.call(built, x)
     case.require(
         case.apply(has_graph, output), "no gradient passes the layer", got="an output cut off from its input",
-        expected="a gradient",
+        expected="a gradient", asks=("inference_only", True),
     )  # fmt: skip
     (gradient,) = torch.autograd.grad((output * weight).sum(), x, allow_unused=True)
     got = torch.zeros_like(x) if gradient is None else gradient

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.decoding import cache_takes_mask, cut, with_cache
 from veriformer.properties.twin.carrying import Twin, twin_of
 from veriformer.properties.twin.parts import NumberError, PartedError
 from veriformer.properties.twin.roles import roles
@@ -18,13 +22,12 @@ from veriformer.properties.twin.roles import roles
 @holds(
     "twin.equal",
     statement="A model that is the textbook's gives what the reference Transformer gives with its weights.",
-    formula="f(x) = f_reference(x; the same configuration, the same weights), with and without padding",
+    formula="f(x) = f_reference(x; the same configuration, the same weights), with and without padding, and cached",
     source="Vaswani et al. 2017; Radford et al. 2019; Touvron et al. 2023: one model in its usual forms.",
-    kinds=("encoder", "decoder", "encoder_decoder"),
+    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
     level="extended",
     unless=(
         needs_module,
-        excludes_fact("window"),
         excludes_fact("prefix"),
         excludes_fact("quantised"),
     ),
@@ -32,8 +35,10 @@ from veriformer.properties.twin.roles import roles
 )
 def the_reference_gives_the_same(case: Case) -> None:
     """The roles of all parameters are told by what flows through them in one forward; the reference is built with them
-    and must give the same outputs for other tokens and lengths and under padding. Where a model is otherwise, this
-    does not apply, and the reason says where the two part; with structure="textbook" declared, that is a failure.
+    and must give the same outputs for other tokens and lengths, under padding, and through the cache where there is
+    one. Where a model is otherwise, this does not apply, and the reason says where the two part; with
+    structure="textbook" declared, that is a failure. A parameter that holds another number is carried into the twin:
+    what is proved is that the model computes what the textbook does with its parameters, not that these are good.
     """
     seen = flow(case)
     with off_the_record(case), torch.no_grad():
@@ -48,30 +53,70 @@ def the_reference_gives_the_same(case: Case) -> None:
         _parted(case, told, is_number=False)
         return
     length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
-    sequences = [_drawn(case, seen, case.integer(label, 1, length)) for label in ("S", "T")[: len(seen.inputs)]]
+    # one token has no padding, and nothing before it to be kept
+    sequences = [_drawn(case, seen, case.integer(label, 3, length)) for label in ("S", "T")[: len(seen.inputs)]]
     is_other = case.subject.fact("structure") == "other"  # what padding means to it is its own
     for real in (None, *(() if is_other or len(sequences) > 1 else _sides(case, sequences[0]))):
         got = case.call(seen.built, *sequences, attention_mask=real)
         with off_the_record(case), torch.no_grad():
             expected = _given_by(twin, sequences, real).to(got.device, got.dtype)
-        shown = torch.ones(sequences[-1].shape[:2], dtype=torch.bool) if real is None else real
+        is_whole = real is None or case.subject.kind == "classifier"
+        shown = torch.ones(got.shape[:1] if is_whole else real.shape, dtype=torch.bool) if is_whole else real
         how = "" if real is None else f" under {'right' if bool(real[0, 0]) else 'left'} padding"
         case.close(
             got[shown],
             expected[shown],
             f"the outputs are not those of the textbook's model with the same weights{how} ({twin.told})",
+            bound=_bound(case, seen, problem, expected),
             cause=lambda how=how: f"the model parts from the textbook's{how}",  # type: ignore[misc]
             asks=("structure", "other"),
         )
+    if case.subject.cache is not None:
+        _cached(case, seen, twin, problem, sequences[0])
     case.say(f"equal to the textbook's model ({twin.told})")
     case.witness()
+
+
+def _cached(case: Case, seen: Flow, twin: Twin, problem: float, tokens: Tensor) -> None:
+    """Hold what the subject decodes chunk by chunk to what the twin does, without padding and with it on the left."""
+    left = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)
+    left[1:, 0] = False
+    is_padded = cache_takes_mask(case.subject) is None and case.subject.fact("padding_side") in ("left", "both")
+    for real in (None, left) if is_padded else (None,):
+        chunks = cut(case, tokens, 0 if real is None else 1)
+        got = with_cache(case, seen.built, chunks, real)
+        with off_the_record(case), torch.no_grad():
+            cache: Any = twin.module.new_cache()  # type: ignore[operator]
+            sizes = [chunk.shape[1] for chunk in chunks]
+            masks = [None] * len(chunks) if real is None else real.cpu().split(sizes, 1)
+            made = [twin.module(x.cpu(), m, cache=cache) for x, m in zip(chunks, masks, strict=True)]
+            expected = twin.head(torch.cat(made, 1)).to(got.device, got.dtype)
+        case.close(
+            got if real is None else got[real],
+            expected if real is None else expected[real],
+            f"the outputs through the cache are not those of the textbook's model with the same weights ({twin.told})",
+            bound=_bound(case, seen, problem, expected),
+            cause=lambda: "the model parts from the textbook's where it is decoded through its cache",
+            asks=("structure", "other"),
+        )
+
+
+def _bound(case: Case, seen: Flow, known: float, expected: Tensor) -> float:
+    """Return how far outputs may be apart: by rounding, or as those that the model was taken apart on, since a model
+    in float64 may have angles and tables made in float32.
+    """
+    made_in_single = min(32 * known, 4 * seen.limit)
+    return max(case.tolerance(seen.built), made_in_single) * max(1.0, size_of(expected))
 
 
 def _twin(case: Case, seen: Flow) -> Twin:
     result = seen.seen.output
     if result is None:
         raise PartedError("it gives no tensor")
-    found = roles(seen.module, seen.seen, seen.inputs, seen.width, result)
+    found = roles(
+        seen.module, seen.seen, seen.inputs, seen.width, result,
+        classifies=case.subject.kind == "classifier", encodes=bool(case.subject.fact("encodes_source", True)),
+    )  # fmt: skip
     tables = [t.detach().cpu() for t in (*seen.module.parameters(), *seen.module.buffers()) if t.is_floating_point()]
     base = case.subject.fact("base")
     return twin_of(found, tables, seen.limit, None if base is None else float(base))

@@ -12,17 +12,23 @@ from importlib import resources
 
 from veriformer.properties.engine.property import Property, registered
 
+FAMILIES = "veriformer.properties.families"
+
 
 def catalogue() -> Mapping[str, Property]:
-    """Return every property by id, in the order of the families' files. Imports the families on first use."""
-    package = importlib.import_module("veriformer.properties.families")
+    """Return every property by id, in the order of the families' files, then what plug-ins added.
+
+    Imports the families on first use.
+    """
+    package = importlib.import_module(FAMILIES)
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return dict(sorted(registered().items(), key=lambda item: (item[1].check.__module__, *_line_of(item[1]))))
+    return dict(sorted(registered().items(), key=lambda item: _place_of(item[1])))
 
 
-def _line_of(prop: Property) -> tuple[int]:
-    return (prop.check.__code__.co_firstlineno,)
+def _place_of(prop: Property) -> tuple[bool, str, int]:
+    module = prop.check.__module__
+    return not module.startswith(FAMILIES), module, prop.check.__code__.co_firstlineno
 
 
 def named(ids: Iterable[str]) -> list[Property]:

@@ -138,26 +138,36 @@ class Judge:
 
     @property
     def probed(self) -> list[str]:
-        """What was found out rather than declared, one sentence each; empty before the first property was judged."""
-        return self._seen.notes
+        """What was found out rather than declared, one sentence each; before the first property only by its maker."""
+        return [*self.subject.notes, *self._seen.notes]
 
     @property
     def verified(self) -> set[str]:
         """Facts that a property of those judged so far could have told from false ones."""
         return self._verified
 
-    def _judge(self, prop: Property) -> Result:
+    def applies(self, prop: Property) -> bool:
+        """Whether a property is judged on this subject, as far as can be told before it is."""
+        with isolated(self.subject.module):
+            return self._left(prop) is None
+
+    def _left(self, prop: Property) -> Result | None:
+        """Return the result of a property that is not judged, since it does not apply; None where it is."""
         if self.subject.kind not in prop.kinds:
             return outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
         if prop.costly and self.settings.profile != "thorough" and prop.id not in self.settings.named:
             return outcomes.costly(prop)
         try:
-            ready = self._prepare()
+            self._prepare()
         except SubjectTimeoutError as problem:
-            self._preflight = ready = Preflight(error=str(problem), timed_out=True)
+            self._preflight = Preflight(error=str(problem), timed_out=True)
         reason = prop.why_not(self._bench.subject if self._bench else self.subject)
-        if reason:
-            return outcomes.does_not_apply(prop, reason)
+        return outcomes.does_not_apply(prop, reason) if reason else None
+
+    def _judge(self, prop: Property) -> Result:
+        if left := self._left(prop):
+            return left
+        ready = self._prepare()
         if ready.error:
             return outcomes.not_ready(prop, ready)
         blocker = self._blocker(prop, ready)
@@ -219,6 +229,8 @@ class Judge:
                 self._preflight = preflight(self._bench)
                 if not (self._preflight.error or self._preflight.broken or self.is_brief):
                     self._seen = probe(self._bench)
+                    guessed = {k: v for k, v in self.subject.guesses.items() if self.subject.fact(k) is None}
+                    self._seen.facts.update({k: v for k, v in guessed.items() if k not in self._seen.facts})
                     self._bench.subject = self._bench.subject.with_facts(**self._seen.facts)
             except (SubjectError, ValueError) as problem:
                 self._preflight = Preflight(error=str(problem))

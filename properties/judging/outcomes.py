@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, told, whose_fault
+from veriformer.properties.bench.measured import gives_no_gradients
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.record import counterexample
@@ -117,7 +118,7 @@ def of(prop: Property, tally: Tally, found: Found | None) -> Result:
         result.declare = f"{asks[0]}={asks[1]!r}" if asks and found.case.bench.subject.fact(asks[0]) is None else ""
         result.error, result.tolerance = found.problem.error, found.problem.tolerance
     else:
-        result.outcome, result.reason = _of_problem(found.problem)
+        result.outcome, result.reason = _of_problem(found.problem, found.case.bench)
     return result
 
 
@@ -132,7 +133,7 @@ def _of_nothing_found(tally: Tally) -> tuple[str, str]:
     return r.PASS, tally.told
 
 
-def _of_problem(problem: BaseException) -> tuple[str, str]:
+def _of_problem(problem: BaseException, bench: Workbench) -> tuple[str, str]:
     if isinstance(problem, VacuousCheckError):
         return r.VACUOUS, str(problem)
     if isinstance(problem, SubjectError | ReplayError):
@@ -140,6 +141,8 @@ def _of_problem(problem: BaseException) -> tuple[str, str]:
     said = told(problem)
     frames = traceback.extract_tb(problem.__traceback__)
     if any("autograd" in Path(frame.filename).parts for frame in frames):  # it is the subject's graph that raised
+        if "does not require grad" in said and gives_no_gradients(bench):
+            return r.NOT_APPLICABLE, "its forward gives no gradients: see parameters.all-used"
         return r.ERROR, f"the subject's backward raised {said}"
     if fault := whose_fault(problem):
         return r.ERROR, f"the subject's code raised {said} where it was looked at ({fault})"

@@ -10,7 +10,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan
 from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.judge import Judge
-from veriformer.properties.results.records import Report, Result, SubjectReport, believed, reach_of, unreached_of
+from veriformer.properties.results.records import Report, Result, SubjectReport, believed, plain, reach_of, unreached_of
 from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.subject import Subject
 
@@ -36,6 +36,7 @@ def run(
     """
     started = time.perf_counter()
     report = Report([], settings.seed, settings.profile, settings.device)
+    report.properties = {p.id: p.told for p in properties}
     report.canaries = send((s.kind for s in subjects), properties, settings)
     report.subjects += [judge_subject(subject, properties, settings, on_result, on_plan) for subject in subjects]
     report.seconds = time.perf_counter() - started
@@ -65,6 +66,7 @@ def judge_subject(
     part.believed = believed(subject.declares, judge.verified)
     part.reach, part.unreached = reach_of(part.results), unreached_of(part.results)
     part.claims = claims_of(subject)
+    part.anatomy = plain(judge.anatomy())
     part.power = judge.prove_power(properties)
     part.never_walked = judge.never_walked(path for result in part.results for path in result.paths)
     return part

@@ -29,6 +29,7 @@ from veriformer.properties.results.records import (
     Report,
     SubjectReport,
 )
+from veriformer.reports.records import read_text
 
 _KEYS = ("property", "subject", "reason", "link", "expires", "condition")
 _REQUIRED = ("property", "subject", "reason")
@@ -132,7 +133,7 @@ def read_deviations(path: Path | None, today: datetime.date | None = None) -> De
 
 def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
     try:
-        raw = tomllib.loads(source.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_text(source))
     except FileNotFoundError:
         raise DeviationsError(f"there is no deviations file {source}") from None
     except OSError as problem:

@@ -10,6 +10,7 @@ from tomlkit.items import AoT
 
 from veriformer.properties.known.deviations import Deviation
 from veriformer.properties.results.records import ERROR, FAIL, Report
+from veriformer.reports.records import read_text
 
 _REQUIRED_KEYS = ("property", "subject", "reason")
 
@@ -59,4 +60,4 @@ def pruned(text: str, unneeded: Sequence[Deviation]) -> tuple[str, int]:
 
 def read_or_empty(path: Path) -> str:
     """Return the text of a file, "" if there is none yet."""
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return read_text(path) if path.exists() else ""

@@ -6,7 +6,7 @@ A run whose engine lets one pass says nothing about anybody's model: it is void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ _PADDING = ("padding.content-irrelevant", "padding.amount-irrelevant")
 _BATCH = ("batch.independence", "batch.permutation")
 _ORDER = ("permutation.equivariance",)
 
-CANARIES: Sequence[Canary] = (
+CANARIES: list[Canary] = [
     Canary("softmax without its sum", "softmax", "softmax",
            ("softmax.simplex", "softmax.masked-is-zero", "softmax.no-overflow", "softmax.axis", "softmax.accuracy"),
            _output(lambda out, scores, *rest: out * 3)),
@@ -141,8 +141,8 @@ CANARIES: Sequence[Canary] = (
            ("tokenizer.round-trip", "tokenizer.bpe-merges"), _output(lambda out, text, *rest: out[:-1])),
     Canary("a tokenizer that counts its calls", "tokenizer", "byte-pairs", ("tokenizer.deterministic",),
            lambda subject: _counting(subject)),
-)  # fmt: skip
-"""Every canary."""
+]  # fmt: skip
+"""Every canary; plug-ins add theirs."""
 
 
 def _counting(subject: Subject) -> Subject:

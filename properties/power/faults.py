@@ -6,7 +6,7 @@ A fault wraps the subject's `forward` (`fault_outside`), intercepts its calls of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +67,7 @@ _FUTURE = ("causality.no-future-influence", "causality.no-future-gradient", "cau
 _PADDING = ("padding.content-irrelevant", "padding.amount-irrelevant", "padding.every-position-hides")
 _LEAK = "a model that reads ahead in training has nothing to read ahead when it generates"
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         Fault("the future leaks in by one position", _FUTURE, _LEAK, _causal, outside.future_by_one),
@@ -103,7 +103,18 @@ FAULTS: Mapping[str, Fault] = {
               lambda s: s.kind in PER_POSITION and s.fact("positions") == "none", outside.order_mixed_in),
     )
 }  # fmt: skip
-"""Every fault that can be put into a subject."""
+"""Every fault that can be put into a subject, by its name; plug-ins add theirs."""
+
+
+def broken_by(fault: Fault, subject: Subject) -> Subject:
+    """Return a subject with a fault put into it: a broken model for the kill matrix, of a right one.
+
+    Raises:
+        ValueError: the subject has no `forward` to break.
+    """
+    if subject.forward is None:
+        raise ValueError(f"{subject.name} has no forward; the fault {fault.name!r} breaks one")
+    return replace(subject, forward=fault.wrap(subject.forward, SHARE).forward, embed=None)
 
 
 def power(bench: Workbench, properties: Sequence[Property]) -> dict[str, Any] | None:

@@ -13,7 +13,9 @@ import torch
 
 from veriformer.properties.anatomy.describing import Part, described
 from veriformer.properties.anatomy.flow import flow
+from veriformer.properties.bench.guards import SubjectTimeoutError
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError
 from veriformer.properties.probes.behaviour import (
     batch_is_coupled,
     groups_of_heads,
@@ -73,7 +75,7 @@ def taken_apart(bench: Workbench) -> list[Part]:
     try:
         with torch.random.fork_rng(devices=[]):
             return described(flow(a_case(bench)))
-    except Exception:
+    except (Exception, BudgetSpent, NotSpokenOfError, SubjectTimeoutError):
         return []
 
 

@@ -37,8 +37,11 @@ def counted(process: int | str = "self") -> float:
     return perf_counter() - waited(process)
 
 
-SIZE = 5
+SIZE = 6
 """Numbers of a pulse."""
+
+ENDED_FOR = 5
+"""Place of the number that says why a process was ended by the one that looks after it; 0 where it was not."""
 
 
 class Pulse:
@@ -46,8 +49,8 @@ class Pulse:
 
     Attributes:
         numbers: how often that changed, what it is now (`OURS`, `CALLED`, `UNLIMITED`), the limit of the call in
-            seconds, how many calls were ended by their limit, and the id of the process; in shared memory where another
-            process looks.
+            seconds, how many calls were ended by their limit, the id of the process, and why it was ended; in shared
+            memory where another process looks.
         is_watched: whether one does, and ends this one if a call does not end.
     """
 

@@ -28,7 +28,7 @@ def report_of(record: Mapping[str, Any]) -> Report:
     return Report(
         [subject_of(s) for s in record["subjects"]], record["seed"], record["profile"], record["device"],
         dict(record["versions"]), record.get("seconds", 0.0), record.get("canaries"),
-        record.get("allow_open", False),
+        record.get("allow_open", False), dict(record.get("properties", {})),
     )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def whole(record: Mapping[str, Any]) -> dict[str, Any]:
         "canaries": None,
         "allow_open": False,
         "not_judged": {},
+        "properties": {},
         **record,
         "subjects": [plain(s) for s in report_of(record).subjects],
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 SCHEMA = "veriformer-report/1"
@@ -43,6 +45,7 @@ class Counterexample:
         expected: value required there.
         index: worst index.
         error: measured.
+        unit: what one unit of the error is, in words; "" where it is the difference of the two values itself.
         tolerance: in the same unit.
         path: how the subject was called.
         cause: measured likely cause, or "".
@@ -58,6 +61,7 @@ class Counterexample:
     expected: str = ""
     index: list[int] = field(default_factory=list)
     error: float = math.nan
+    unit: str = ""
     tolerance: float = 0.0
     path: str = ""
     cause: str = ""
@@ -127,6 +131,7 @@ class SubjectReport:
         claims: sizes that it claims, named as in `reach`.
         plan: of a large instance, what is done with it; empty for any other.
         seconds: spent on it, by all processes together.
+        anatomy: parts inside it that are recognised, in the order of the flow: `part`, `place`, `words`, `measured`.
         printed: `{"size", "text"}`: how many bytes its code printed, and the last of them; None if it printed nothing.
         results: one a property; for what could not be loaded `LOADS` alone.
     """
@@ -144,6 +149,7 @@ class SubjectReport:
     claims: dict[str, int] = field(default_factory=dict)
     plan: str = ""
     seconds: float = 0.0
+    anatomy: list[dict[str, Any]] = field(default_factory=list)
     printed: dict[str, Any] | None = None
     results: list[Result] = field(default_factory=list)
 
@@ -195,7 +201,7 @@ class ViolationsFoundError(AssertionError):
     """Raised by `Report.raise_for_violations`; lists what does not hold."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The outcome of a run.
 
@@ -208,6 +214,9 @@ class Report:
         seconds: wall time.
         canaries: `{"sent": n, "caught": k, "missed": [...]}`: known-broken models that went through the engine first.
         allow_open: whether open questions leave the exit status at 0.
+        properties: what the properties of the run state, by id: `{"statement", "formula", "source", "why"}`.
+
+    Printed it is the summary and every failure; in a notebook, the page that `save` writes.
     """
 
     subjects: list[SubjectReport]
@@ -218,6 +227,7 @@ class Report:
     seconds: float = 0.0
     canaries: dict[str, Any] | None = None
     allow_open: bool = False
+    properties: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Result]:
@@ -268,6 +278,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data under `veriformer-report/1`; NaN and infinities become null."""
+        spoken = {r.id for r in self.results if r.outcome != NOT_APPLICABLE}
         return {
             "schema": SCHEMA,
             "versions": self.versions,
@@ -279,8 +290,41 @@ class Report:
             "seconds": round(self.seconds, 3),
             "canaries": self.canaries,
             "allow_open": self.allow_open,
+            "properties": {name: told for name, told in self.properties.items() if name in spoken},
             "subjects": [plain(s) for s in self.subjects],
         }
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write report.json, .html, .md, junit.xml and badge.svg into a folder, and the scripts of the failures.
+
+        Returns:
+            The files, each of them whole.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        from veriformer.reports.formats import write_all, write_scripts  # a check needs no templates
+
+        record = self._cleaned()
+        return [*write_all(record, Path(folder)), *write_scripts(record, Path(folder))]
+
+    def __repr__(self) -> str:
+        from veriformer.reports.terminal import report_text
+
+        return report_text(self._cleaned())
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own: its styles are not those of the notebook."""
+        from veriformer.reports.report_page import page
+
+        frame = "width: 100%; height: 40rem; border: 0; background: white"
+        return f'<iframe srcdoc="{html.escape(page(self._cleaned()))}" style="{frame}"></iframe>'
+
+    def _cleaned(self) -> dict[str, Any]:
+        from veriformer.reports.readable import cleaned
+
+        record: dict[str, Any] = cleaned(self.to_json())
+        return record
 
 
 def plain(value: Any) -> Any:

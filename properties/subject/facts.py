@@ -116,6 +116,7 @@ FACTS: Mapping[str, Fact] = {
         ),
         _flag("once_differentiable", "its backward is written by hand, for first derivatives alone"),
         _flag("half_precision", "it is meant for half precision (False: its sums and squares may overflow there)"),
+        _flag("inference_only", "its forward computes no gradients on purpose (inference_mode, no_grad)"),
         _flag("frozen", "weights that ask for no gradient are kept from training on purpose"),
         _flag("master_weights", "what trains it keeps float32 copies of parameters of fewer bits"),
         _flag("norm_topk_prob", "the weights of the experts that were chosen are divided by their sum"),
@@ -149,6 +150,8 @@ FACTS: Mapping[str, Fact] = {
             "c: the mean of c times the square of the log of the softmax's sum is added (default 0)",
         ),
         _flag("shifts_labels", "the loss itself moves the labels by one, so that t predicts t + 1"),
+        _flag("plain_loss", "a model's own loss is the mean over the labels that count (default); False: it has more"),
+        _flag("cached_chunks", "a cache takes several tokens at once behind others (default); False: one at a time"),
         _one_of("empty_loss", ("zero", "nan", "error"), "loss of a batch in which nothing is to be predicted"),
         _count("mask_id", "id of the token that hides another"),
         Fact(

@@ -42,9 +42,16 @@ class Subject:
         cache: `cache(model, chunks, attention_mask=None, reorder=None)`: outputs `[B, T, *]` computed chunk by chunk;
             after the first chunk sample b goes on as sample `reorder[b]` (beam search), where that is taken.
         generate: `generate(model, tokens, steps, use_cache)`: tokens `[B, T + steps]`, greedily chosen.
+        sampling: `sampling(model, tokens, steps)`, with `temperature=1.0` and `top_k=None` where it takes them:
+            the tokens `[B, T + steps]` and what each was drawn from `[B, steps, V]`, normalised or not.
         projections: `projections(model)`: writable views `q, k, v, o` `[out, in]` (and `q_bias` ... where present).
         backends: name to a factory of context managers; each selects one implementation while it is open.
+        patches: `patches(model, images [B,C,H,W])`: the tokens `[B, N, D]` that patches of an image become, others
+            (class tokens, registers) among them; the images have the shape `image`.
+        image: `(C, H, W)`.
         router: `router(model, x [B,T,D])`: the weights `[B, T, E]` by which experts are mixed; 0: not chosen.
+        loss: `loss(model, *inputs, labels)`: the loss that a model gives itself, a scalar; labels `[B, T]`, and `[B]`
+            of a classifier.
         accumulate: `accumulate(model, pairs)`: one loss of several (logits, labels), as gradient accumulation has it.
         decode: `decode(model, ids)`: the text of token ids.
         train: `train(texts, vocab_size)`: a tokenizer trained on texts.
@@ -52,6 +59,8 @@ class Subject:
         vocabulary: `vocabulary(model)`: piece to id.
         merges: `merges(model)`: pairs of pieces in the order in which they were learnt.
         scores: `scores(model)`: piece to log probability.
+        notes: what was guessed or found out by whoever made the subject, one sentence each; stands in every report.
+        guesses: facts that names suggest; used like those that are seen, so that what breaks them is asked, not failed.
         target: how the command line names this subject; filled in by it.
     """
 
@@ -69,9 +78,13 @@ class Subject:
     weights: Callable[..., Any] | None = None
     cache: Callable[..., Any] | None = None
     generate: Callable[..., Any] | None = None
+    sampling: Callable[..., Any] | None = None
     projections: Callable[[Any], Mapping[str, Any]] | None = None
     backends: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+    patches: Callable[..., Any] | None = None
+    image: tuple[int, int, int] | None = None
     router: Callable[..., Any] | None = None
+    loss: Callable[..., Any] | None = None
     accumulate: Callable[..., Any] | None = None
     decode: Callable[..., Any] | None = None
     train: Callable[..., Any] | None = None
@@ -79,6 +92,8 @@ class Subject:
     vocabulary: Callable[..., Any] | None = None
     merges: Callable[..., Any] | None = None
     scores: Callable[..., Any] | None = None
+    notes: tuple[str, ...] = ()
+    guesses: Mapping[str, Any] = field(default_factory=dict)
     target: str = ""
 
     def __post_init__(self) -> None:

@@ -42,6 +42,13 @@ class Look:
         """Whether two tensors hold the same tokens in the same order, or samples and positions change places."""
         return same_tokens(one, other, self.batch, self.limit)
 
+    def multiple(self, one: Tensor, other: Tensor) -> float | None:
+        """Return by what one tensor is another, in some order of samples and positions; None where it is none of it."""
+        if one.numel() != other.numel():
+            return None
+        factor = float(one.double().norm() / other.double().norm().clamp(min=1e-300))
+        return factor if self.same(one.cpu().double(), factor * other.cpu().double()) else None
+
     def map_of(self, product: Product, channels: Sequence[int], given: Tensor, what: str) -> Map:
         """Return the map that some channels of a product's output come from.
 

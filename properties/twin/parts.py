@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention
+from veriformer.reference.config import PLACEMENTS
 
 
 class PartedError(Exception):
@@ -46,6 +47,41 @@ class NormRole:
 
 
 @dataclass
+class Joined:
+    """How a sublayer is joined to the stream.
+
+    Attributes:
+        norms: by where they stand: "in", "change", "out", as in the reference's `PLACEMENTS`.
+        stream: what it is added to, `[B, T, D]`.
+        end: the stream behind it.
+    """
+
+    norms: dict[str, NormRole]
+    stream: Tensor
+    end: Tensor
+
+    @property
+    def placement(self) -> str:
+        """Key of `PLACEMENTS`; norms are found where some placement has them."""
+        return next(name for name, places in PLACEMENTS.items() if set(places) == set(self.norms))
+
+
+@dataclass
+class Side:
+    """The queries of an attention, or its keys.
+
+    Attributes:
+        own: the map that makes them, head by head.
+        taken: what that is given.
+        norm: of each head; None: they are not normalised.
+    """
+
+    own: Map
+    taken: Tensor
+    norm: NormRole | None
+
+
+@dataclass
 class Attending:
     """One attention with its projections.
 
@@ -54,17 +90,17 @@ class Attending:
         query: `[H K, D]`, head by head, as is `key` with its groups.
         scale: factor on q k^T.
         seen: as it was recognised.
-        norm: around it.
+        joined: how it is joined to the stream.
     """
 
     place: str
-    query: Map
-    key: Map
+    query: Side
+    key: Side
     value: Map
     output: Map
     scale: float
     seen: Attention
-    norm: NormRole
+    joined: Joined
 
 
 @dataclass
@@ -74,8 +110,8 @@ class Layer:
     Attributes:
         attentions: over itself and, in a decoder of two sequences, over the memory.
         activation: of its feed-forward network, `silu` gated or another.
-        norm: around that.
-        placement: "pre" or "post".
+        joined: how that is joined to the stream.
+        is_parallel: whether it takes the stream that the attention takes.
     """
 
     attentions: list[Attending]
@@ -83,13 +119,24 @@ class Layer:
     up: Map
     gate: Map | None
     down: Map
-    norm: NormRole
-    placement: str
+    joined: Joined
+    is_parallel: bool = False
 
     @property
     def place(self) -> str:
         """Path of its first attention."""
         return self.attentions[0].place
+
+    @property
+    def placement(self) -> str:
+        """Where its norms stand."""
+        return self.joined.placement
+
+    @property
+    def norms(self) -> list[NormRole]:
+        """All its norms."""
+        around = [*self.joined.norms.values(), *(n for a in self.attentions for n in a.joined.norms.values())]
+        return around + [s.norm for a in self.attentions for s in (a.query, a.key) if s.norm is not None]
 
 
 @dataclass
@@ -100,6 +147,7 @@ class StackRole:
         embedding: `[V, D]`; None: it is given embeddings.
         scale: by which its rows are multiplied.
         added: `[T, D]`: what the positions add.
+        extras: `[E, D]`: tokens of its own that stand before the others.
         entering: the norm between embeddings and the first layer.
         layers: in order.
         closing: the norm behind the last one.
@@ -108,9 +156,25 @@ class StackRole:
     embedding: Tensor | None
     scale: float
     added: Tensor
+    extras: Tensor
     entering: NormRole | None
     layers: list[Layer]
     closing: NormRole | None
+
+
+@dataclass
+class Pooled:
+    """How a sequence becomes one vector.
+
+    Attributes:
+        kind: key of the reference's `POOLINGS`.
+        score: the map to the scores of weighted pooling.
+        hidden: `[B, E + T, D]`: what is pooled.
+    """
+
+    kind: str
+    score: Map | None
+    hidden: Tensor
 
 
 @dataclass
@@ -119,8 +183,12 @@ class Roles:
 
     Attributes:
         stacks: one, or an encoder's and a decoder's.
-        output: the map to the vocabulary; None: hidden states are given.
+        output: the map to the vocabulary or to the classes; None: hidden states are given.
+        pooled: of a classifier.
+        takes_memory: whether its one stack is a decoder that is given a memory.
     """
 
     stacks: list[StackRole]
     output: Map | None
+    pooled: Pooled | None = None
+    takes_memory: bool = False

@@ -20,6 +20,8 @@ from veriformer.ablations.trials.recipe import Recipe
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
+DATE = "2026-01-01"
+
 SIZE = {"num_layers": 1, "d_model": 8, "num_heads": 2, "positions": "learned"}
 
 
@@ -42,7 +44,9 @@ def studies() -> list[Study]:
             name="positions", question="order?", source="here", config=SIZE, recipe=steps,
             tasks=("first", "count"),
             variants=(Variant("learned"), Variant("none", "positions", {"positions": "none"})),
-            predictions=(Prediction("none", "chance", "theorem", tasks=("first",), theorem="permutation"),),
+            predictions=(
+                Prediction("none", "chance", "theorem", tasks=("first",), theorem="permutation", registered=DATE),
+            ),
         ),
         Study(
             name="residual", question="depth?", source="here", config=SIZE, recipe=steps,
@@ -53,14 +57,14 @@ def studies() -> list[Study]:
                 for n in (1, 2)
                 for r in (1e-3, 1e-2)
             ),
-            predictions=(Prediction("no residual", "hurts", "a guess"),),
+            predictions=(Prediction("no residual", "hurts", "a guess", registered=DATE),),
         ),
         Study(
             name="law", question="power?", source="here", config=SIZE, recipe=steps,
             tasks=("source",), fit="scaling-law",
             variants=(Variant("d=8"), *(Variant(f"d={d}", "w", {"d_model": d}) for d in (4, 16)),
                       *(Variant(f"samples={n}", "s", recipe={"steps": n}) for n in (2, 3, 4))),
-            predictions=(Prediction("d=4", "hurts", "a guess"),),
+            predictions=(Prediction("d=4", "hurts", "a guess", registered=DATE),),
         ),
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from PIL import Image
 from veriformer.ablations.measuring.profiling import kept_bytes
 from veriformer.ablations.statistics.fits import fit_power
 from veriformer.reports.ablation import figures, latex, markdown, page, write_report
-from veriformer.reports.ablation_tables import interval, number, p_value, table
+from veriformer.reports.ablation_tables import interval, number, p_value, speech, table
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
@@ -41,11 +41,32 @@ def test_rows_say_what_the_design_asks(record: dict[str, Any]) -> None:
     wanted = {
         "variant", "parameters", "flops", "seconds", "accuracy", "interquartile_mean", "difference", "p", "p_holm",
         "probability_of_improvement", "dead", "diverged", "max_loss", "steps_to_95", "verdict", "predictions",
-        "smallest_detectable", "spikes", "loss_area", "calibration_error",
+        "smallest_detectable", "area_p", "area_p_holm", "dead_p", "dead_p_holm", "alive", "detectable",
+        "spikes", "loss_area", "calibration_error",
     }  # fmt: skip
     assert wanted <= set(row)
     assert row["verdict"] == "forced"
     assert row["checks"]["permutation"]["holds"]
+
+
+def test_the_record_says_seeds_commit_and_when_a_prediction_was_made(record: dict[str, Any]) -> None:
+    assert record["first_seed"] == 2000
+    assert record["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", record["commit"])
+    assert named(record, "positions")["tests"] == named(record, "positions")["untested"] + 3  # count, none; a theorem
+    told = [p for s in record["studies"] for r in s["rows"] for p in r["predictions"]]
+    assert {p["registered"] for p in told} == {"2026-01-01"}
+    assert "registered 2026-01-01" in page(record, {})
+
+
+def test_the_verdict_says_what_is_not_excluded() -> None:
+    row = {"verdict": "alike if alive", "pace": "", "dead": {"not_excluded": 0.117}}
+    assert speech(row) == "alike if alive (dead seeds up to 12% not excluded)"
+    seen = {"dead_share": 0.52, "fall": 0.26, "shift": 0.0123}
+    row = {"verdict": "no evidence", "pace": "slower", "smallest_detectable": 0.26, "detectable": seen}
+    assert speech(row) == "no evidence (could see 0.26 by 52% dead or 0.012 of all), slower"
+    nothing = dict.fromkeys(seen)
+    row = {"verdict": "no evidence", "pace": "", "smallest_detectable": None, "detectable": nothing}
+    assert speech(row) == "no evidence (could see nothing)"
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +126,8 @@ def test_every_figure_says_where_it_comes_from(record: dict[str, Any]) -> None:
     drawn = figures(record)
     assert drawn
     for name, (figure, caption) in drawn.items():
-        foot = figure.get_supxlabel()
-        assert "3 seeds · cpu · torch" in foot, name
+        foot = " ".join(figure.get_supxlabel().split())  # as many lines as its width asks for
+        assert "3 seeds from 2000 · cpu · torch" in foot, name
         assert "veriformer ablate small" in foot, name
         assert caption
 
@@ -131,7 +152,7 @@ def test_csv_holds_the_raw_numbers(record: dict[str, Any], folder: Path) -> None
 def test_markdown_and_latex(record: dict[str, Any]) -> None:
     text = markdown(record)
     assert "| task" in text
-    assert "3 seeds · cpu" in text
+    assert "3 seeds from 2000 · cpu" in text
     tex = latex(record)
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
     for line in tex.splitlines():

@@ -8,8 +8,8 @@ import torch
 from veriformer.ablations.execution.memory import bytes_per_seed, fitting_width
 from veriformer.ablations.execution.plan import Grouping, jobs_of
 from veriformer.ablations.measuring.profiling import kept_bytes
-from veriformer.ablations.studies import DEFAULT, STUDIES
-from veriformer.ablations.studies.study import Study
+from veriformer.ablations.studies import DEFAULT, MEASUREMENTS, STUDIES, TABLE
+from veriformer.ablations.studies.study import Expectation, Study
 from veriformer.ablations.tasks import TASKS
 from veriformer.ablations.training.stacking import build_one
 from veriformer.ablations.trials.trial import Trial
@@ -22,7 +22,8 @@ REQUIRED = (
 
 def test_the_studies_of_the_design_are_there() -> None:
     assert set(REQUIRED) <= set(STUDIES)
-    assert set(DEFAULT) == {"positions", "residual", "norm", "warm-up"}
+    assert DEFAULT == (TABLE,)
+    assert TABLE not in {*STUDIES, *MEASUREMENTS}, "a name is one thing"
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda s: s.name)
@@ -51,11 +52,43 @@ def test_every_prediction_speaks_of_a_row(study: Study) -> None:
                 assert spoken, f"{study.name}: {prediction} is about nothing"
 
 
+def test_every_prediction_has_a_source_and_a_date() -> None:
+    for study in STUDIES.values():
+        for prediction in study.predictions:
+            assert "seen" not in prediction.source, f"{study.name}: {prediction} was looked up in an earlier run"
+            assert len(prediction.source) > 10
+            assert prediction.registered, f"{study.name}: {prediction} has no date"
+
+
+def test_runs_start_at_a_seed_that_tuning_does_not_use() -> None:
+    study = STUDIES["residual"]
+    task, setting, variant = next(study.rows())
+    (job,) = Grouping().jobs(study, task, setting, variant, 3)
+    assert [trial.seed for trial in job.trials] == [2000, 2001, 2002]
+    (job,) = Grouping(first_seed=5).jobs(study, task, setting, variant, 2)
+    assert [trial.seed for trial in job.trials] == [5, 6]
+
+
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda s: s.name)
 def test_every_row_has_its_base(study: Study) -> None:
     rows = [(task, setting.name, variant.name) for task, setting, variant in study.rows()]
     for task, setting, _ in rows:
         assert (task, setting, study.variants[0].name) in rows
+
+
+def test_an_expectation_is_of_something_that_the_answer_finds() -> None:
+    for study in STUDIES.values():
+        names = {", ".join(filter(None, (t, s.name, v.name))) for t, s, v in study.rows()} | {*study.tasks}
+        for expectation in study.expectations:
+            assert study.fit, f"{study.name}: nothing is made of its rows"
+            assert expectation.registered, f"{study.name}: {expectation} has no date"
+            start = [n for n in names if expectation.about.startswith((f"{n}:", f"{n} against"))]
+            assert start, f"{study.name}: {expectation.about} is about nothing"
+
+
+def test_a_date_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="registered 'soon'; a date like 2026-11-22 is required"):
+        Expectation("x", 0.0, 1.0, "", registered="soon")
 
 
 def test_variants_differ_from_the_base() -> None:

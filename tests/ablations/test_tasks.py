@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from veriformer.ablations.tasks import IGNORED, TASKS, language
+from veriformer.ablations.tasks import IGNORED, TASKS, facts, language, masked
 from veriformer.ablations.tasks.task import SORTED_BLIND
 
 
@@ -52,6 +52,12 @@ def _bigram(x: list[int]) -> int:
     return int((0, 1) in list(itertools.pairwise(x)))
 
 
+def _mode(x: list[int]) -> int:
+    times = sorted(((x.count(token), token) for token in range(4)), reverse=True)
+    assert times[0][0] == times[1][0] + 1 == times[3][0] + 1
+    return times[0][1]
+
+
 CLASSES = {
     "precede": _precede,
     "bigram": _bigram,
@@ -59,6 +65,7 @@ CLASSES = {
     "count": lambda x: x.count(0),
     "majority": lambda x: int(x.count(1) > x.count(0)),
     "needle": lambda x: next(t for t in x if t < 4),
+    "after": lambda x: x[x.index(7) + 1],
 }
 
 
@@ -68,6 +75,21 @@ def test_labels_are_what_the_statement_says(name: str, length: int) -> None:
     samples = TASKS[name].draw(1, 200, length)
     for tokens, label in zip(samples.inputs[0].tolist(), samples.labels.tolist(), strict=True):
         assert CLASSES[name](tokens) == label
+
+
+@pytest.mark.parametrize("length", [9, 25])
+def test_the_mode_is_ahead_by_one(length: int) -> None:
+    samples = TASKS["mode"].draw(1, 200, length)
+    assert [_mode(x) for x in samples.inputs[0].tolist()] == samples.labels.tolist()
+
+
+def test_one_label_in_ten_is_wrong_and_no_more() -> None:
+    task, samples = TASKS["noisy-precede"], TASKS["noisy-precede"].draw(0, 8192)
+    truth = torch.tensor([_precede(x) for x in samples.inputs[0].tolist()])
+    # four standard errors of a share of 8192
+    assert float((truth == samples.labels).double().mean()) == pytest.approx(0.9, abs=4 * 0.3 / 8192**0.5)
+    assert task.best == pytest.approx(0.9)
+    assert task.loss_floor == pytest.approx(-0.1 * math.log(0.1) - 0.9 * math.log(0.9))
 
 
 @pytest.mark.parametrize("name", ["precede", "bigram"])
@@ -160,6 +182,52 @@ def test_memorise_is_one_table_for_all() -> None:
     known = {tuple(k): v for k, v in zip(first.inputs[0].tolist(), first.labels[:, 1].tolist(), strict=True)}
     for key, value in zip(second.inputs[0].tolist(), second.labels[:, 1].tolist(), strict=True):
         assert known.get(tuple(key), value) == value
+
+
+def test_facts_are_one_table_and_zipf_asks_the_first_most() -> None:
+    answers = facts.table().tolist()
+    for name in ("facts", "zipf-facts"):
+        samples = TASKS[name].draw(0, 4000)
+        keys = (samples.inputs[0][:, 0] * facts.BASE + samples.inputs[0][:, 1]).tolist()
+        assert samples.labels[:, 1].tolist() == [answers[k] for k in keys]
+        if name == "zipf-facts":
+            share = keys.count(0) / len(keys)
+            assert share == pytest.approx(1 / sum(k**-1.5 for k in range(1, facts.FACTS + 1)), abs=0.04)
+            assert keys.count(0) > 2 * keys.count(1) > 4 * keys.count(4)
+
+
+def test_chance_of_facts_is_the_best_constant() -> None:
+    for name, weights in (("facts", [1 / facts.FACTS] * facts.FACTS), ("zipf-facts", facts.zipf().tolist())):
+        by_answer = [0.0] * facts.ANSWERS
+        for answer, weight in zip(facts.table().tolist(), weights, strict=True):
+            by_answer[answer] += weight
+        assert TASKS[name].chance == pytest.approx(max(by_answer))
+
+
+@pytest.mark.parametrize("name", ["continue", "infill"])
+def test_one_token_is_hidden_and_its_best_reader_is_enumerated(name: str) -> None:
+    task, samples = TASKS[name], TASKS[name].draw(0, 20000)
+    place, matrix = masked.PLACES[name], language.source_transition()
+    hidden = samples.inputs[0] == masked.MASK
+    assert hidden.nonzero()[:, 1].eq(place).all()
+    assert torch.equal(hidden, samples.labels != IGNORED)
+    tokens, label = samples.inputs[0], samples.labels[:, place]
+    scores = matrix[tokens[:, place - 2]]
+    if name == "infill":
+        scores = scores * matrix[:, tokens[:, place + 2]].T
+    # five standard errors of a share of 20,000
+    error = 5 * 0.5 / 20000**0.5
+    assert float((scores.argmax(dim=1) == label).double().mean()) == pytest.approx(task.best, abs=error)
+    surprise = -(scores / scores.sum(dim=1, keepdim=True))[torch.arange(20000), label].log()
+    assert float(surprise.mean()) == pytest.approx(task.loss_floor, abs=5 * float(surprise.std()) / 20000**0.5)
+    assert float(torch.bincount(label).max()) / 20000 == pytest.approx(task.chance, abs=error)
+
+
+def test_what_stands_behind_is_worth_something() -> None:
+    left, both = (masked.best_of(8, both_sides=b) for b in (False, True))
+    assert both > left + 0.1
+    assert masked.least_loss(8, both_sides=True) < masked.least_loss(8, both_sides=False)
+    assert masked.least_loss(12, both_sides=False) == pytest.approx(language.source_entropy(), abs=1e-3)
 
 
 def test_translation_shifts_the_target_by_one() -> None:

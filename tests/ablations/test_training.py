@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch.nn import functional
 
 from veriformer.ablations.tasks import TASKS
 from veriformer.ablations.training.loop import train
-from veriformer.ablations.training.observation import attention_entropy, part_of
-from veriformer.ablations.training.samples import training_data
+from veriformer.ablations.training.observation import Log, attention_entropy, part_of
+from veriformer.ablations.training.records import loss_areas
+from veriformer.ablations.training.samples import HELD_OUT_SEED, PROBED, training_data
 from veriformer.ablations.training.stacking import Stack, build_one
 from veriformer.ablations.trials.models import reference_model
 from veriformer.ablations.trials.recipe import Recipe
@@ -66,8 +68,21 @@ def test_a_stack_trains_as_one_by_one(task: str, architecture: str, vocabulary: 
         alone = plain_losses(trial)
         curve = record["curves"]["loss"]
         # measured 1e-7 at the first step; rounding grows by about a half a step, so twelve steps stay below 1e-4, and
-        # a stored curve is rounded to 1e-4
+        # a stored curve is rounded to six digits
         assert curve == pytest.approx(alone, abs=2e-4)
+
+
+def test_models_of_a_sweep_train_together_as_alone() -> None:
+    rates = [(1e-3, 0, "xavier"), (3e-3, 5, "default"), (1e-2, 2, "gpt2")]
+    group = [
+        replace(trial, recipe=Recipe(steps=12, learning_rate=rate, warm_up=w, schedule="linear"),
+                config={**CONFIG, "init": init})
+        for trial, (rate, w, init) in zip(trials(3), rates, strict=True)
+    ]  # fmt: skip
+    for trial, record in zip(group, train(group), strict=True):
+        (alone,) = train([trial])
+        # two ways through the same step: at once, or at the largest rate and then a share of the way back
+        assert record["curves"]["loss"] == pytest.approx(alone["curves"]["loss"], abs=2e-4)
 
 
 def test_the_first_step_agrees_to_rounding() -> None:
@@ -131,6 +146,29 @@ def test_a_fixed_set_of_samples_is_gone_through_again() -> None:
     data = training_data(TASKS["precede"], Recipe(steps=10, num_samples=16), seed=3)
     assert len(data.labels) == 320
     assert len(data.inputs[0].unique(dim=0)) <= 16
+
+
+def test_the_loss_area_is_that_of_the_held_out_loss() -> None:
+    """Nothing is learned at rate 0, so the area is the loss itself; smoothing and dropout are not in it."""
+    still = Recipe(steps=10, learning_rate=0.0)
+    (plain,) = train(trials(1, recipe=still))
+    (smooth,) = train(trials(1, recipe=replace(still, label_smoothing=0.3)))
+    (dropped,) = train(trials(1, recipe=still, config={**CONFIG, "dropout": 0.5}))
+    model, probe = build_one(trials(1)[0]).eval(), TASKS["precede"].draw(HELD_OUT_SEED + 1, PROBED)
+    with torch.no_grad():
+        wanted = functional.cross_entropy(model(*probe.inputs), probe.labels).item()
+    assert plain["loss_area"] == pytest.approx(wanted, rel=1e-5)
+    assert smooth["loss_area"] == dropped["loss_area"] == plain["loss_area"]
+    assert smooth["curves"]["loss"] == plain["curves"]["loss"]
+    assert dropped["curves"]["loss"] != plain["curves"]["loss"]
+
+
+def test_the_loss_area_is_a_trapezium_between_tests() -> None:
+    log = Log(torch.zeros(4, 2), torch.zeros(4, 2), tested_at=[0, 1, 4])
+    log.tests = [torch.tensor([2.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, float("nan")])]
+    first, second = loss_areas(log).tolist()
+    assert first == pytest.approx((1.5 * 1 + 0.5 * 3) / 4)
+    assert math.isnan(second)
 
 
 def test_bfloat16_autocast_and_label_smoothing_train() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -19,8 +20,11 @@ from typing import Any
 import pytest
 
 from veriformer.ablations.execution import executors
+from veriformer.ablations.execution.store import StoreError
 from veriformer.cli.main import main
 from veriformer.clusters.opening import ClusterError
+
+ablate = importlib.import_module("veriformer.cli.ablate")  # the package knows the command by this name
 
 COMMAND = str(Path(sys.executable).parent / "veriformer")
 SMALL = ["ablate", "positions", "--task", "first", "--variant", "none", "--stack", "1", "--jobs", "1", "--seeds", "2"]
@@ -131,7 +135,24 @@ def test_too_few_seeds_are_announced_before_they_run(
     warning, refusal, _ = seen.stderr.partition("nothing is run here")
     assert refusal
     assert "2 seeds cannot reach a verdict" in warning
-    assert "give --seeds 7 or more" in warning
+    assert "there are up to 60 tests (Holm)" in warning  # of the whole study, of which 3 were asked for
+    assert "give --seeds 12 or more" in warning
+
+
+def test_the_first_seed_belongs_to_a_run_and_to_what_resumes_it(undisturbed: Path, tmp_path: Path) -> None:
+    record = json.loads((undisturbed / "ablation.json").read_text())
+    assert record["first_seed"] == 2000
+    assert "2 seeds from 2000" in (undisturbed / "output.txt").read_text()
+    nothing: dict[str, Any] = dict.fromkeys(ablate._CHOSEN)
+    usual = ablate._settings(nothing, None, tmp_path)
+    assert usual["first_seed"] == 2000
+    assert "--first-seed" not in ablate._command(usual, None)
+    chosen = ablate._settings({**nothing, "first_seed": 0}, None, tmp_path)
+    assert chosen["first_seed"] == 0
+    assert ablate._settings(nothing, chosen, tmp_path)["first_seed"] == 0
+    assert "--first-seed 0" in ablate._command(chosen, None)
+    with pytest.raises(StoreError, match="the first_seed of its last run are '1'"):
+        ablate._settings(nothing, {**chosen, "first_seed": "1"}, tmp_path)
 
 
 def test_what_is_left_behind(undisturbed: Path) -> None:
@@ -149,11 +170,12 @@ def test_what_is_left_behind(undisturbed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["positons"], "there is no study 'positons' here; there are positions, residual, norm, warm-up"),
+        (["positons"], "there is no study 'positons' here; there are table, positions, residual, norm, warm-up"),
         (["positions", "--task", "sorting"], "there is no task 'sorting' here; there are precede, first, bigram"),
         (["positions", "--variant", "nope"], "there is no variant 'nope' here; there are learned, none, sinusoidal"),
         (["positions", "--seeds", "0"], "--seeds was 0; at least 1 is required, 12 are the default"),
         (["positions", "--seeds", "-3"], "--seeds was -3"),
+        (["positions", "--first-seed", "-1"], "Invalid value for '--first-seed': -1 is not in the range"),
         (["positions", "--device", "tpu"], "--device was 'tpu'; it must be cpu or cuda"),
         (["--resume"], "there is nothing to resume in"),
         (["positions", "--cluster", "here"], "--cluster was 'here'; it must be tcp://HOST:PORT"),
@@ -184,5 +206,7 @@ def test_a_foreign_store(veriformer: Run, tmp_path: Path) -> None:
 
 def test_studies_are_listed(veriformer: Run) -> None:
     told = json.loads(veriformer("ablate", "--list", "--format", "json", status=0).stdout)
-    assert {"positions", "residual", "norm", "warm-up"} == {s["name"] for s in told if s["default"]}
-    assert {"profile", "initialisation", "scaling-law", "views"} <= {s["name"] for s in told}
+    assert [s["name"] for s in told if s["default"]] == [told[0]["name"]] == ["table"]
+    assert {"positions", "residual", "norm", "warm-up", "profile", "initialisation", "scaling-law", "views"} <= {
+        s["name"] for s in told
+    }

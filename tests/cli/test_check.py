@@ -28,6 +28,8 @@ def test_a_failure_fits_one_screen(veriformer: Run, tmp_path: Path) -> None:
     expected = (Path(__file__).parent / "failure.txt").read_text(encoding="utf-8")
     assert [line.rstrip() for line in shown.splitlines()] == expected.splitlines()
     (script,) = (tmp_path / ".veriformer").glob("*.py")
+    assert (tmp_path / ".veriformer" / ".gitignore").read_text() == "*\n"
+    assert str(tmp_path) not in script.read_text()
     runs = f"import sys, runpy; sys.modules['veriformer'] = None; runpy.run_path({str(script)!r}, run_name='__main__')"
     alone = subprocess.run([sys.executable, "-c", runs], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert alone.returncode == 1, alone.stderr

@@ -27,6 +27,7 @@ from veriformer.clusters import opening
 from veriformer.clusters.opening import ClusterError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
 PATIENT = ("--stable", "--format", "json")
 MUTANTS = ("mutants", "--only", "SC01", "--only", "SC04", "--only", "SC05", "--only", "SC07", *PATIENT)
 SWEEP = ("sweep", "reference:softmax", "torch:softmax", "torch:LayerNorm", "reference:layer-norm", *PATIENT)
@@ -323,22 +324,24 @@ def run() -> Iterator[str]:
 
 
 def test_a_host_is_kept_for_its_run_and_stands_where_it_can(run: str, tmp_path: Path) -> None:
-    chore = pickle.dumps(("apart", ("label", 60.0, 1, (), {})))
+    chore = pickle.dumps(("judge", (SETTINGS, 0, "", 0, [])))
     first = hosting.done_there(run, str(tmp_path / "not there"), chore)
-    assert first["answer"] == []
+    assert first["answer"] == {"found": [], "falls": 0}
     assert first["release"] == elsewhere._own_release()
     assert not first["has_folder"]
     (host,) = (h for h in hosting._hosts if h.run == run)
     hosting.done_there(run, str(tmp_path / "not there"), chore)
     assert [h for h in hosting._hosts if h.run == run] == [host]
     os.kill(host._process.pid, signal.SIGKILL)
-    assert hosting.done_there(run, str(tmp_path), chore)["answer"] == [], "another one takes its place"
+    again = hosting.done_there(run, str(tmp_path), chore)
+    assert again["answer"] == first["answer"], "another one takes its place"
     unknown = hosting.done_there(run, str(tmp_path), pickle.dumps(("nothing", ())))
     assert unknown["failed"] == "AttributeError: 'Chores' object has no attribute 'nothing'"
 
 
 def test_a_run_that_ends_leaves_no_process(run: str, tmp_path: Path) -> None:
-    chore = pickle.dumps(("apart", ("label", 3600.0, 1, (), {"sleeps": (time.sleep, (3600.0,))})))
+    sleeps = hosting.Question("call", {"function": "time:sleep", "arguments": [3600.0]}, 3600.0, "it was judged", ())
+    chore = pickle.dumps(("judge", (SETTINGS, 0, "", 0, [sleeps])))
     ended: list[Any] = []
     judging = threading.Thread(target=lambda: ended.append(hosting.done_there(run, str(tmp_path), chore)))
     judging.start()

@@ -70,7 +70,7 @@ def test_what_survives_is_told_unless_it_is_proven_equivalent() -> None:
 def test_a_mutant_that_hangs_costs_its_own_row(veriformer: Run) -> None:
     done = veriformer("mutants", "--only", "SC01", "--format", "json", "--mutant-seconds", "0.01", status=0)
     (row,) = json.loads(done.stdout)["mutants"]
-    assert row["errors"] == {"process": "did not end within 0.01 s"}
+    assert row["errors"] == {"process": "the subject did not come back within 0.01 s and was stopped"}
 
 
 def test_source_mutants_are_programs_that_differ_from_the_reference() -> None:

@@ -186,7 +186,7 @@ def test_what_is_recorded_decides_again(check: Callable[[Case], None]) -> None:
 def test_a_plain_function_gets_no_model_but_none(check: Callable[[Case], None]) -> None:
     script = failure(check, FUNCTION).script
     assert decision(script) == VIOLATED, script
-    assert re.search(r"= forward\(None, [xt]\d+\)", script)
+    assert re.search(r"= forward\(None, .+\)", script)
 
 
 def test_few_numbers_are_shown_and_many_are_drawn_again() -> None:

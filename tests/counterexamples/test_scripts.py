@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -145,7 +146,9 @@ def test_scripts_find_what_stands_beside_the_file_from_anywhere(
         monkeypatch.chdir(folder)
         place, _, form = target.partition(":")
         script = script_of(place, form)
-        scripts.append(tmp_path / f"{number}.py")
+        assert str(tmp_path) not in script
+        scripts.append(folder / ".veriformer" / f"{number}.py")
+        scripts[-1].parent.mkdir()
         scripts[-1].write_text(script, encoding="utf-8")
     monkeypatch.chdir("/")
     for offset, status in ((1, 1), (0, 0)):  # while it is wrong, and once it is mended
@@ -164,3 +167,17 @@ def test_a_subject_of_a_library_is_made_of_the_library() -> None:
     assert found is not None
     assert "LayerNorm" in found.script
     assert decision(found.script) == VIOLATED
+
+
+def test_a_script_is_read_on_one_screen_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users.py").write_text(USERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    script = script_of("users.py", "subject")
+    assert len(script.splitlines()) <= 60
+    assert max(map(len, script.splitlines())) <= 113
+    assert str(tmp_path) not in script
+    told = " ".join((ast.get_docstring(ast.parse(script)) or "").split())
+    assert told.startswith("The first output is a function of the first input alone. Not so here: ")
+    for words in ("The check", "expected", "tolerance", "Likely cause: influence exactly one step ahead"):
+        assert words in told
+    assert decision(script) == VIOLATED

@@ -39,7 +39,8 @@ REPORT: dict[str, Any] = {
     "subjects": [
         {"name": "mine", "kind": "norm", "target": "m.py:mine", "facts": {"causal": True}, "probed": ["it is causal"],
          "believed": ["causal"], "power": {"noticed": 1, "tried": 1, "missed": [], "faults": []},
-         "never_walked": {"cache": "why"}, "reach": {"T": [1, 5]}, "seconds": 0.5, "results": [FAILS, OPEN, ERROR]},
+         "never_walked": {"cache": "why"}, "reach": {"T": [1, 5]}, "seconds": 0.5,
+         "printed": {"size": 70_000, "text": "one\ntwo"}, "results": [FAILS, OPEN, ERROR]},
     ],
 }  # fmt: skip
 ABLATION: dict[str, Any] = {

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from hostile.running import CONTROLS, run
 from hostile.samples import ABLATION, CASE, ENTRY, NASTY, REPORT, store
+from veriformer.cli.check import check
 from veriformer.cli.main import commands
 from veriformer.cli.processes import asking
 from veriformer.cli.processes.apart import Apart
 from veriformer.cli.processes.judged_store import JudgedStore
+from veriformer.cli.project import OPTIONS, ProjectError, nearest
 from veriformer.properties.adapters.target import Target, TargetError
 from veriformer.properties.known.deviations import DeviationsError, read_deviations
 from veriformer.reports.readable import as_code, cleaned, in_markdown, one_line, readable
@@ -52,6 +54,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Apart, "run", none)
     monkeypatch.setattr("veriformer.ablations.execution.executors.run_jobs", none)
     monkeypatch.setattr("veriformer.ablations.running.run_jobs", none)
+    monkeypatch.setattr("veriformer.claims.running.run", none)
     Path("report.json").write_text(json.dumps(REPORT))
     Path("case.json").write_text(json.dumps(CASE))
     Path("known.toml").write_text("[[deviation]]\n" + "\n".join(f'{k} = "{v}"' for k, v in ENTRY.items()))
@@ -70,11 +73,11 @@ def _words(command: click.Command) -> st.SearchStrategy[list[str]]:
     )
 
 
-@pytest.mark.parametrize("name", sorted(commands.commands))
+@pytest.mark.parametrize("name", sorted(commands.list_commands(None)))
 @FUZZ
 @given(data=st.data())
 def test_any_arguments_end_in_a_status(name: str, data: st.DataObject) -> None:
-    words = data.draw(_words(commands.commands[name]))
+    words = data.draw(_words(commands.get_command(None, name)))
     if name == "ablate" and not {"--list", "--resume", "--help", "-h"} & {*words}:
         words = [*words, "--", "nothing"]  # no study: what training does is another test's
     told = run(name, *words)
@@ -143,6 +146,21 @@ def test_any_toml_is_read_or_refused(parts: list[str]) -> None:
     Path("sent.toml").write_text("\n".join(parts), encoding="utf-8", errors="replace")
     with suppress(DeviationsError):
         read_deviations(Path("sent.toml")).must_speak_of([("mine", "m.py:mine")])
+
+
+_KEYS = ("subjects", "pytest", "profil", *OPTIONS)
+_VALUES = ('"quick"', "3", "-0.5", "nan", "true", "[1]", '["m.py:mine", "torch"]', "2027-01-31", "{x = 1}",
+           '"\\u001b\\u0000"', "1" + "0" * 400)  # fmt: skip
+
+
+@FUZZ
+@given(table=st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(_VALUES), max_size=4), rest=TEXT)
+def test_any_table_of_a_project_is_read_or_refused(table: dict[str, str], rest: str) -> None:
+    lines = ["[tool.veriformer]", *(f"{key} = {value}" for key, value in table.items()), rest]
+    Path("pyproject.toml").write_text("\n".join(lines), encoding="utf-8", errors="replace")
+    with suppress(ProjectError):
+        assert isinstance(nearest(Path.cwd()).defaults(check.params), dict)
+    Path("pyproject.toml").unlink()
 
 
 @FUZZ

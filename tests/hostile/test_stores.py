@@ -33,7 +33,7 @@ TABLES = {
 }
 SETTINGS = [
     {"studies": "positions"}, {"studies": [1]}, {"studies": ["nothing"]}, {"studies": [NASTY]}, {"seeds": 0},
-    {"seeds": 10**30}, {"seeds": "2"}, {"seeds": None}, {"device": "tpu"}, {"device": ["cpu"]}, {"tasks": "first"},
+    {"seeds": 10**30}, {"seeds": "2"}, {"seeds": 2.5}, {"device": "tpu"}, {"device": ["cpu"]}, {"tasks": "first"},
     {"tasks": [None]}, {"variants": {}}, {"stack": 0}, {"stack": "1"}, {"max_memory": None}, {"max_memory": -1},
     {"max_memory": 1e999}, {"max_memory": "4"},
 ]  # fmt: skip

@@ -63,15 +63,27 @@ def fault(
     citation: str = "",
     cause: str = "",
 ) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Register the decorated function as a fault; arguments as the attributes of `Fault`."""
+    """Register the decorated function as a fault; arguments as the attributes of `Fault`.
+
+    Raises:
+        ValueError: the id is taken.
+    """
 
     def register(subject: Callable[[], Subject]) -> Callable[[], Subject]:
-        assert id not in FAULTS, f"fault {id} is registered twice"
+        known = FAULTS.get(id)
+        if known is not None and not _is_again(known.subject, subject):
+            raise ValueError(f"fault id {id!r} is taken by {known.subject.__module__}; choose another")
         bug = documented().get(id.split("-")[0])
         FAULTS[id] = Fault(id, title, bug.citation if bug else citation, killed_by, cause, subject)
         return subject
 
     return register
+
+
+def _is_again(known: Callable[[], Subject], now: Callable[[], Subject]) -> bool:
+    """Whether one function was registered twice, its file imported by two names."""
+    places = {(one.__code__.co_filename, one.__qualname__) for one in (known, now)}
+    return len(places) == 1 and known.__module__ != now.__module__
 
 
 def all_faults() -> dict[str, Fault]:

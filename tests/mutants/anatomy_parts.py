@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from veriformer.properties.subject.subject import Subject
-from veriformer.reference.blocks import EncoderLayer, Skip
-from veriformer.reference.feedforward import SwiGLU
+from veriformer.reference.blocks import EncoderLayer, NoSkip, Skip
+from veriformer.reference.feedforward import GatedFeedForward
 from veriformer.reference.normalization import LayerNorm, RMSNorm
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.parts import model
@@ -153,7 +153,7 @@ def gelu_by_tanh() -> Subject:
     cause="in stack.layers.1.feed_forward.down is sigmoid, gated",
 )
 def sigmoid_gate() -> Subject:
-    class Gated(SwiGLU):
+    class Gated(GatedFeedForward):
         def forward(self, x: Tensor) -> Tensor:
             return self.down(self.gate(x).sigmoid() * self.up(x))  # type: ignore[no-any-return]
 
@@ -171,6 +171,18 @@ def _skip(number: int, part: str, stream: float, branch: float) -> Any:
             return stream * x + branch * change
 
     return lambda m: setattr(getattr(m.stack.layers[number], part), "skip", Weighing())
+
+
+@fault(
+    "anatomy-lost-stream",
+    "The last layer's feed-forward network has no residual connection",
+    killed_by=("anatomy.residual",),
+    cause="the residual connection around stack.layers.1.feed_forward.down is missing",
+)
+def lost_stream() -> Subject:
+    return model(
+        lambda m: setattr(m.stack.layers[1].around_feed_forward, "skip", NoSkip()), _PRE, architecture="decoder"
+    )
 
 
 @fault(

@@ -157,3 +157,13 @@ def taken_away_twice() -> Subject:
 
     facts = facts_of(sized(DrawnConfig(), architecture="decoder", tied=True))
     return Subject(kind="decoder", build=make, forward=forward, declares=facts)
+
+
+@fault(
+    "parameters-detached",
+    "A detach at the end of the forward, left there after an evaluation: nothing is trained",
+    killed_by=("parameters.all-used",),
+    cause="detaches what it gives",
+)
+def detached() -> Subject:
+    return model(lambda built: built.register_forward_hook(lambda m, inputs, output: output.detach()))

@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from veriformer.properties import Subject, parametrize, pytest_plugin
+from veriformer.properties import Subject, parametrize
 from veriformer.properties.judging.catalogue import select
 
 PytestIn = Callable[..., str]
@@ -92,15 +91,25 @@ def test_two_lines_in_a_test_file(pytest_in: PytestIn, tmp_path: Path) -> None:
     families = ("test_leaky[causality.", "test_leaky[anatomy.mask]")
     assert all(name.startswith(families) for name in failed), output
     assert "likely    influence exactly one step ahead: the mask's diagonal is off by one" in output
+    assert "            ■ allowed  x illegal  o missing  · none" in output, "the influence map of the command"
+    assert "  again     pytest 'test_model.py::test_leaky[causality.no-future-gradient]'" in output
+    scripts = re.findall(r"  script    python (\S+)", output)
+    assert scripts
+    assert all((tmp_path / script).is_file() for script in scripts)
     assert "Traceback" not in output
     assert "parametrizing.py" not in output, "the failure must not lead through this package"
 
 
-def test_subject_option_adds_items(pytest_in: PytestIn, tmp_path: Path) -> None:
+def test_whole_subjects_go_to_the_workers(pytest_in: PytestIn, tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
-    output = pytest_in("-q", "-n", "1", "--subject", "torch:softmax", "--subject-profile", "quick", "-rs")
-    assert re.search(r"\d+ passed", output), output
-    assert "failed" not in output
+    subjects = ("--subject", "torch:softmax", "--veriformer", "reference:softmax")
+    few = ("--veriformer-profile=quick", "--veriformer-only=softmax.simplex", "--veriformer-only=softmax.order")
+    output = pytest_in("-v", "-n", "2", *subjects, *few)
+    ran = re.findall(r"\[(gw\d)\].* PASSED (\S+softmax)::(softmax\.\w+)", output)
+    assert len({(worker, subject) for worker, subject, _ in ran}) == 2, output
+    assert len(ran) == 4
+    assert "2 subjects, 4 pass; canaries 1/1; profile quick, seed 0, cpu" in output
+    assert re.search(r"5 passed", output), output
 
 
 MARKED = {
@@ -117,11 +126,11 @@ def test_level_and_family_are_marks(chosen: str, tmp_path: Path) -> None:
              'test_mine = parametrize(torch.softmax, kind="softmax")')  # fmt: skip
     (tmp_path / "test_mine.py").write_text("\n".join(lines))
     collected = _Collected()
-    arguments = ("--strict-markers", "--subject", "torch:softmax", "--collect-only", "-qq", "-m", chosen, "-c",
-                 os.devnull, "--rootdir", str(tmp_path), "--import-mode=importlib")  # fmt: skip
+    arguments = ("--strict-markers", "--collect-only", "-qq", "-m", chosen, "-c", os.devnull, "--rootdir",
+                 str(tmp_path), "--import-mode=importlib")  # fmt: skip
     pytest.main([*arguments, str(tmp_path)], plugins=[collected])
     wanted = [p.id for p in select() if "softmax" in p.kinds and MARKED[chosen](p)]
-    assert sorted(collected.names) == sorted(f"{form}[{i}]" for form in ("test_mine", "torch:softmax") for i in wanted)
+    assert sorted(collected.names) == sorted(f"test_mine[{i}]" for i in wanted)
 
 
 class _Collected:
@@ -143,12 +152,6 @@ def test_several_subjects_stand_in_one_list() -> None:
 def test_every_family_has_its_mark(pytestconfig: pytest.Config) -> None:
     marks = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
     assert {mark for p in select() for mark in (p.level, p.family)} <= marks
-
-
-def test_a_target_that_is_not_there_is_a_wrong_option(request: pytest.FixtureRequest) -> None:
-    options = {"--subject": ["none.py:x"], "--subject-profile": "quick"}
-    with pytest.raises(pytest.UsageError, match=r"there is no file 'none\.py'"):
-        pytest_plugin.pytest_collection_modifyitems(request.session, SimpleNamespace(getoption=options.get), [])
 
 
 def test_the_plugin_is_inert_without_its_option(pytest_in: PytestIn, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from veriformer.reports.compliance import changes, compliance, markdown, merged, page, write_compliance
+from veriformer.reports.compliance import changes, compliance, heat, markdown, merged, page, shade, write_compliance
 
 
 def record(**outcomes: str) -> dict[str, Any]:
@@ -54,3 +54,26 @@ def test_what_held_before_and_fails_now_is_worse() -> None:
     assert [row["name"] for row in table["rows"]] == ["lib:mine (old.json)", "lib:mine (new.json)"]
     assert "new.json" in page(table, "compare", found)
     assert "lib:mine (old.json)" in markdown(table, "compare")
+
+
+def test_the_published_page_counts_what_the_published_table_counts() -> None:
+    folder = Path(__file__).parents[2] / "reports" / "gallery" / "compliance"
+    rows = list(csv.DictReader(io.StringIO((folder / "compliance.csv").read_text(encoding="utf-8"))))
+    page_of_it = (folder / "compliance.html").read_text(encoding="utf-8")
+    assert f"<h1>Compliance of {len(rows)} models</h1>" in page_of_it
+    assert page_of_it.count("<li data-outcome=") == len(rows)
+    for verdict in {row["verdict"] for row in rows}:
+        count = sum(row["verdict"] == verdict for row in rows)
+        assert page_of_it.count(f'<li data-outcome="{verdict}"') == count
+        assert f"{count} {verdict}" in page_of_it
+
+
+def test_a_library_is_a_line_that_sums_its_models() -> None:
+    table = compliance(merged([("a.json", record(norm_a="PASS")), ("b.json", record(norm_a="FAIL", loss_b="OPEN"))]))
+    (line,) = heat(table)
+    assert (line["library"], line["models"]) == ("lib", 2)
+    assert [(family, dict(counts)) for family, counts in line["cells"]] == [
+        ("norm", {"PASS": 1, "FAIL": 1}),
+        ("loss", {"OPEN": 1}),
+    ]
+    assert [shade(counts)["kind"] for _, counts in line["cells"]] == ["failing", "mixed"]

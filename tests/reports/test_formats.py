@@ -12,12 +12,14 @@ import pytest
 from junitparser import JUnitXml
 
 from broken_models import build_leaky
+from hostile.samples import REPORT
 from veriformer.properties import Subject, check
 from veriformer.properties.results.reading import report_of, whole
 from veriformer.properties.results.records import plain
 from veriformer.reports.badge import badge
 from veriformer.reports.formats import FORMATS, stable, write_all
 from veriformer.reports.junit import junit
+from veriformer.reports.readable import cleaned
 from veriformer.reports.records import RecordError
 from veriformer.reports.report_page import markdown, page
 from veriformer.reports.schema import insist, read_report, validator
@@ -130,5 +132,30 @@ def test_what_a_valid_report_may_leave_out_is_filled_in(record: dict[str, Any]) 
         ],
     }
     insist(small, "it")
+    assert "a.b" in page({**whole(small), "properties": {"a.b": {"statement": "It holds."}}})
+    assert "a.b" in page({name: told for name, told in whole(small).items() if name != "properties"})
     for _, make in FORMATS.values():
         assert make(whole(small))
+
+
+def test_what_is_printed_is_folded_escaped_and_counted() -> None:
+    nasty = "</pre></details><script>alert(1)</script>\n\n`|\x1b[31m"
+    record = json.loads(json.dumps(REPORT))
+    (subject,) = record["subjects"]
+    subject["printed"] = {"size": 70_000, "text": f"first\n{'x' * 60_000}\n{nasty}"}
+    told = cleaned(record)
+    for shown, dropped in ((page(told), 70_000 - 2**16), (markdown(told), None)):
+        assert "<script>alert" not in shown
+        assert "\x1b" not in shown
+        assert "&lt;/pre&gt;&lt;/details&gt;&lt;script&gt;" in shown
+        assert "printed 70,000 bytes" in shown
+        assert dropped is None or f"the first {dropped:,} are left out" in shown
+        assert "mine printed 70,000 bytes" in shown
+    assert "first\n" in page(told)
+    assert "first\n" not in markdown(told)
+    left_out = 4464 + len(told["subjects"][0]["printed"]["text"]) - 4096
+    assert f"the first {left_out:,} are left out" in markdown(told)
+    for silent in (None, {"size": 2, "text": "ab"}):
+        subject["printed"] = silent
+        assert ("printed 2 bytes" in markdown(record)) == ("printed 2 bytes" in page(record)) == bool(silent)
+        assert "left out" not in markdown(record)

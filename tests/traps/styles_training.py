@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from veriformer.properties.subject.subject import Subject
+from veriformer.reference.config import Config
+from veriformer.reference.model import build
 from veriformer.tests.traps import trap
 
 
@@ -117,4 +119,27 @@ def master_weights() -> Subject:
     return Subject(
         kind="norm", build=lambda c: Norm(c.d_model), forward=lambda m, x: m(x),
         declares={"norm": "rms", "master_weights": True},
+    )  # fmt: skip
+
+
+class _Served(nn.Module):
+    """A causal model whose forward runs in inference mode, as it is served."""
+
+    def __init__(self, c: Any) -> None:
+        super().__init__()
+        self.model = build(
+            Config(vocab_size=c.vocab_size, d_model=c.d_model, num_heads=c.num_heads, d_ff=c.d_ff,
+                   num_layers=c.num_layers, max_len=c.max_len, architecture="decoder", positions="sinusoidal")
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Any:
+        return self.model(tokens)
+
+
+@trap("style-inference-only", "Its forward runs in inference mode, so that no parameter has a gradient", "llama")
+def inference_only() -> Subject:
+    return Subject(
+        kind="decoder", build=_Served, forward=lambda m, tokens: m(tokens),
+        declares={"inference_only": True, "positions": "sinusoidal", "tied": False},
     )  # fmt: skip

@@ -22,7 +22,8 @@ from veriformer.properties.judging.canaries import send
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.known.deviations import read_deviations
-from veriformer.properties.parametrizing import conclude, judged_with_requirements
+from veriformer.properties.parametrizing import judged_with_requirements
+from veriformer.properties.pytest_plugin import conclude
 from veriformer.properties.subject.subject import Subject
 
 LIBRARIES = ("reference", "torch")
@@ -74,7 +75,7 @@ def test_holds(judge: Judge, prop: Property, record_property: Record) -> None:
     result = judged_with_requirements(judge, prop, KNOWN)
     left = prop.costly and PROFILE != "thorough"
     record_property("verified", [judge.subject.target, LEFT if left else result.outcome])
-    conclude(result, prop, judge.subject.name)
+    conclude(result, prop.statement, judge.subject.name)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)

@@ -248,11 +248,6 @@ def _reach_of(bench: Workbench) -> int:
         return 0
 
 
-def _claimed(bench: Workbench) -> int:
-    config = bench.pool.reaching[LONG]
-    return min(config.max_len, int(bench.subject.fact("max_len", config.max_len)), FARTHEST)
-
-
 def longest_taken(stream: Stream, claimed: int) -> int:
     """Return the longest sequence, of so many at most, that a subject takes; that length where it takes none at all."""
     kept, key = stream.case.bench.measured, ("longest taken", stream.built.config, claimed)

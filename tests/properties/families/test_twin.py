@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,10 +27,14 @@ def judged(subject: Subject) -> Result:
         ("reference", "decoder-t5", "positions t5"),
         ("reference", "decoder-tied", "tied"),
         ("reference", "decoder-gpt2", "gelu, positions learned"),
+        ("reference", "decoder-parallel", "side by side, 2 of 4 channels turned"),
+        ("reference", "decoder-sandwich", "sandwich-LN (rms), geglu_tanh, positions rotary, base 100000, queries"),
+        ("reference", "classifier-weighted", "pooling weighted, 1 registers"),
         ("reference", "encoder", "post-LN"),
         ("torch", "TransformerEncoder", "post-LN"),
         ("torch", "TransformerEncoder-pre", "pre-LN"),
         ("torch", "TransformerEncoder-causal", "decoder"),
+        ("torch", "TransformerDecoder-pre", "decoder with a memory"),
     ],
 )
 def test_a_textbooks_model_is_proved_equal(library: str, name: str, words: str) -> None:
@@ -144,3 +149,16 @@ def test_a_norm_behind_a_post_ln_stack_is_no_layers_own_where_gains_are_alike() 
     given = Subject(kind="encoder", module=model, inputs="embeddings", forward=lambda m, x: m(x), config=DrawnConfig())
     result = judged(given.with_facts(causal=False, positions="none", structure="textbook"))
     assert result.outcome == "PASS", result.reason
+
+
+def test_a_cache_that_gives_other_outputs_than_the_twins_is_found() -> None:
+    right = shipped("reference")["decoder-gpt2"]
+    assert right.cache is not None
+
+    def forgetful(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Tensor:
+        made = [right.cache(model, [chunk]) for chunk in chunks]  # each chunk as if nothing stood before it
+        return torch.cat(made, 1)
+
+    result = judged(replace(right, cache=forgetful))
+    assert result.outcome == "OPEN"
+    assert "the outputs through the cache are not those of the textbook's model" in result.reason

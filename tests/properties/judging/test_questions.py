@@ -120,3 +120,45 @@ def test_declared_facts_that_nothing_verified_are_told() -> None:
     )  # fmt: skip
     (part,) = check(subject, profile="quick").subjects
     assert part.believed == ["batch_coupled"]
+
+
+class _Silent(nn.Module):
+    """A layer of a norm and a linear map that gives no gradients."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(width), nn.Linear(width, width)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.map(self.norm(x)))
+
+
+@pytest.mark.parametrize("kind", ["layer", "feed_forward"])
+def test_a_forward_without_gradients_is_one_question_and_no_error(kind: str) -> None:
+    silent = Subject(kind=kind, build=lambda c: _Silent(c.d_model), forward=lambda m, x: m(x),
+                     declares={"positions": "none", "sparse": True})  # fmt: skip
+    report = check(silent, profile="quick")
+    raised = [(r.id, r.reason) for r in report.results if r.outcome == "ERROR"]
+    assert not raised
+    assert opened(report)["parameters.all-used"] == "inference_only=True"
+    assert set(opened(report).values()) == {"inference_only=True"}
+    answered = check(silent.with_facts(inference_only=True), only=["parameters", "gradients", "residual"],
+                     profile="quick")  # fmt: skip
+    assert not opened(answered)
+    refused = check(silent.with_facts(inference_only=False), only=["parameters.all-used"], profile="quick")
+    assert [r.outcome for r in refused.results if r.id == "parameters.all-used"] == [FAIL]
+
+
+def test_a_forward_without_gradients_for_its_input_alone_is_noticed() -> None:
+    class Half(_Silent):
+        @torch.enable_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            grown = x + torch.relu(self.map(self.norm(x)))
+            return grown.detach() if x.requires_grad else grown
+
+    half = Subject(kind="layer", build=lambda c: Half(c.d_model), forward=lambda m, x: m(x))
+    report = check(half, only=["residual.jacobian", "parameters.all-used"], profile="quick")
+    outcomes = {r.id: r.outcome for r in report.results}
+    assert outcomes["parameters.all-used"] == "PASS"
+    assert outcomes["residual.jacobian"] == OPEN

@@ -1,6 +1,6 @@
-"""Make the README's tables again, each by the command that stands in the comment before it.
+"""Make the tables of published pages again, each by the command that stands in the comment before it.
 
-    python benchmarks/refresh_readme.py [WORD]     only the commands that contain WORD
+    python benchmarks/refresh_tables.py [WORD]     only the commands that contain WORD
 
 A table stands between `<!-- made by: COMMAND -->` and `<!-- end -->`; `python` and `veriformer` are those of this
 interpreter's environment.
@@ -16,16 +16,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PAGES = ("reports/gallery/libraries.md", "reports/gallery/times.md")
 BLOCK = re.compile(r"(<!-- made by: (?P<command>[^>]*?) -->\n)(?P<body>.*?)(\n?<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Run the commands and write the README."""
+    """Run the commands and write the pages."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    made = BLOCK.sub(lambda block: _made(block) if wanted in block["command"] else block[0], text)
-    readme.write_text(made, encoding="utf-8")
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        made = BLOCK.sub(lambda block: _made(block) if wanted in block["command"] else block[0], text)
+        (ROOT / page).write_text(made, encoding="utf-8")
 
 
 def _made(block: re.Match[str]) -> str:

@@ -1,0 +1,1 @@
+"""What textbooks say of Transformers, each statement tested: the claims ledger."""

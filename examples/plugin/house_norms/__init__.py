@@ -1,0 +1,1 @@
+"""A norm of our own."""

@@ -1,0 +1,100 @@
+"""The loss that a model gives with its logits: which argument takes the labels, and where in what comes back it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.adapters.beside.offers import Offer, tried
+from veriformer.properties.adapters.unknown.arguments import Argument
+from veriformer.properties.adapters.unknown.wiring import Wiring
+
+_LABELS = r"(lm_|mlm_|masked_lm_|next_)?(labels?|targets?|tgts?|trg|target_ids|label_ids|next_tokens|gold|y|y_true)"
+_METHODS = ("loss", "compute_loss", "get_loss", "calc_loss", "calculate_loss", "lm_loss", "loss_fn")
+_MOVED_INSIDE = r"(lm_)?labels?|label_ids"
+"""Names that by the convention of Hugging Face are given as the tokens are, and moved by one inside."""
+
+
+def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequence[Argument],
+                inputs: tuple[Tensor, ...], logits: Tensor) -> Offer | None:  # fmt: skip
+    """Return the loss of a model as `loss(model, *inputs, labels)`, or None where it has none.
+
+    Args:
+        sample: in eval mode.
+        kind: of subject.
+        wiring: how its forward is called.
+        arguments: of its forward.
+        inputs: that it takes.
+        logits: that it gives for them `[B, T, V]`, or `[B, C]` of a classifier.
+    """
+    size = logits.shape[-1]
+    shape = logits.shape[:-1]
+    if size < 3 or logits.ndim not in (2, 3):
+        return None
+    labels = torch.randint(0, size, shape, generator=torch.Generator().manual_seed(5))
+    other = (labels + 1) % size
+    names = [a.name for a in arguments[1:] if re.fullmatch(_LABELS, a.name.lower()) and a.name != wiring_target(wiring)]
+    for told, source in _sources(sample, kind, wiring, names):
+        try:
+            values = [tried(source, "loss", {}, sample, *inputs, y) for y in (labels, other)]
+        except Exception:
+            continue
+        for pick, value in _scalars(values[0]):
+            second = dict(_scalars(values[1])).get(pick)
+            if second is None or not bool(value.isfinite().all()) or torch.equal(value, second):
+                continue
+            written = source.replace("return output\n", f"return output{pick}{'.reshape(())' * value.ndim}\n")
+            guesses = {}
+            if kind == "decoder" and re.fullmatch(_MOVED_INSIDE, told.lower()):
+                guesses = {"shifts_labels": True}
+            note = f"its own loss is judged: what it gives for {told}=labels, output{pick}".rstrip()
+            return Offer("loss", written, (note.removesuffix(", output"),), guesses)
+    return None
+
+
+def wiring_target(wiring: Wiring) -> str:
+    """Return the name of the argument that takes the target of two sequences; "" of one."""
+    return next((name for name, value in wiring.given.items() if value.startswith("target")), "")
+
+
+def _sources(sample: nn.Module, kind: str, wiring: Wiring, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the argument, or method, that takes labels, and the source of a call of it."""
+    turned = "labels.transpose(0, 1)" if ".transpose(0, 1)" in wiring.pick else "labels"
+    heads = ", ".join(["model", *wiring.inputs, "labels"])
+    before = [*wiring.before]
+    for name in names:
+        given = {**wiring.given, name: turned}
+        words = ", ".join(v if n.startswith("*") else f"{n}={v}" for n, v in given.items())
+        yield name, _source(heads, before, f"{wiring.target}({words})")
+    for name in _METHODS:
+        if callable(getattr(sample, name, None)) and not isinstance(getattr(sample, name), nn.Module):
+            words = ", ".join([*wiring.inputs, turned])
+            yield f"{name}()", _source(heads, before, f"model.{name}({words})")
+
+
+def _source(heads: str, before: Sequence[str], called: str) -> str:
+    body = "".join(f"    {line}\n" for line in [*before, f"output = {called}", "return output"])
+    text = f"def loss({heads}):\n{body}"
+    return f"import torch\n\n\n{text}" if "torch." in text else text
+
+
+def _scalars(output: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the numbers in what a model gave, each with the source that takes it, one that is called a loss first."""
+    found = [(w, t) for w, t in _parts(output) if isinstance(t, Tensor) and t.numel() == 1 and t.is_floating_point()]
+    yield from sorted(found, key=lambda one: ("loss" not in one[0], "total" not in one[0]))
+
+
+def _parts(output: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(output, Tensor):
+        yield "", output
+    elif isinstance(output, Mapping):
+        yield from ((f"[{n!r}]", v) for n, v in output.items())
+    elif isinstance(output, tuple | list) and not hasattr(output, "_fields"):
+        yield from ((f"[{i}]", v) for i, v in enumerate(output))
+    else:
+        names = getattr(output, "_fields", None) or list(getattr(output, "__dict__", {}))
+        yield from ((f".{n}", getattr(output, n, None)) for n in names)

@@ -1,0 +1,1 @@
+"""Somebody's own classes: how they are built from drawn sizes, by the names of what they take."""

@@ -1,0 +1,166 @@
+"""How somebody's class is built from drawn sizes: by its arguments, or by the configuration that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from veriformer.properties.adapters.constructing.configurations import Configuration, configurations
+from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
+from veriformer.properties.adapters.unknown.written import USER, attempt
+from veriformer.properties.subject.sizes import DrawnConfig
+
+_CONFIGURES = ("config", "cfg", "args", "params", "hparams", "conf", "opt", "options", "settings", "configuration",
+               "model_args", "model_config", "hyperparameters", "hp", "c", "model_cfg", "h_params")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a thing is built.
+
+    Attributes:
+        source: of `build(c)`.
+        names: what the source uses besides.
+        sizes: the drawn sizes that it uses; none: it is built at its own.
+        padding_id: the source of the id of the token that pads, where the constructor takes one.
+        notes: what was guessed, one sentence each.
+    """
+
+    source: str
+    names: Mapping[str, Any]
+    sizes: frozenset[str] = frozenset()
+    padding_id: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+class NotBuiltError(TypeError):
+    """A class cannot be built from drawn sizes; says what it needs."""
+
+
+def recipe_of(thing: Any) -> Recipe:
+    """Find out how a class, or a function that makes a module, is built.
+
+    Raises:
+        NotBuiltError: it needs an argument that means nothing known, or raises whatever is tried.
+    """
+    user, called = reached(thing)
+    try:
+        parameters = [p for p in inspect.signature(thing).parameters.values()
+                      if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
+    except (TypeError, ValueError) as problem:
+        raise NotBuiltError(f"{called} has no signature: {problem}") from problem
+    problems: list[Exception] = []
+    missing = ""
+    for arguments in _ways(thing, parameters, sys.modules.get(thing.__module__)):
+        if isinstance(arguments, str):
+            missing = arguments
+            continue
+        recipe = _recipe(called, user, arguments)
+        try:
+            attempt(recipe.source, "build", recipe.names)(DrawnConfig())
+            return recipe
+        except Exception as problem:
+            problems.append(problem)
+    name = getattr(thing, "__name__", str(thing))
+    if problems:
+        raise NotBuiltError(f"{name} cannot be built from drawn sizes") from problems[0]
+    raise NotBuiltError(
+        f"{name} needs the argument {missing!r}, which is no size that is known here; write "
+        f"Subject(kind=..., build=lambda c: {name}(...), forward=lambda m, x: m(x))"
+    )
+
+
+def reached(thing: Any) -> tuple[dict[str, Any], str]:
+    """Return the names by which source reaches a class or function, and the expression that does."""
+    module = sys.modules.get(getattr(thing, "__module__", "") or "")
+    found: Any = module
+    for part in thing.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if module is not None and found is thing and not module.__name__.startswith("veriformer.properties.understood"):
+        return {USER: module}, f"{USER}.{thing.__qualname__}"
+    return {USER: module, thing.__name__: thing}, thing.__name__
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    given: Mapping[str, str]
+    configuration: Configuration | None = None
+    argument: str = ""
+
+
+def _ways(
+    thing: Any, parameters: list[inspect.Parameter], module: types.ModuleType | None
+) -> Iterator[_Arguments | str]:
+    """Yield the arguments to try; or the name of one that nothing is known for."""
+    required = [p for p in parameters if p.default is p.empty]
+    holder = next((p for p in parameters if p.name.lower() in _CONFIGURES), None)
+    if holder is None and len(required) == 1 and not meanings([required[0].name]):
+        holder = required[0]
+    if holder is not None and (holder.default in (holder.empty, None) or hasattr(holder.default, "__dict__")):
+        others = [p for p in parameters if p is not holder and p.default is p.empty]
+        given, unknown = _given(others)
+        if not unknown:
+            there = module if holder.name.lower() in _CONFIGURES else None
+            for found in configurations(thing, _type_of(thing, holder), there):
+                yield _Arguments(given, found, holder.name)
+    given, unknown = _given(parameters)
+    yield unknown or _Arguments(given)
+
+
+def _given(parameters: list[inspect.Parameter]) -> tuple[dict[str, str], str]:
+    """Return the source of each argument, and the first required one that nothing is known for."""
+    known = meanings(p.name for p in parameters)
+    pads = any(is_padding_id(p.name) for p in parameters)
+    given: dict[str, str] = {}
+    for p in parameters:
+        is_required = p.default is p.empty
+        value = expression_for(p.name, known.get(p.name), p.default, pads=pads, is_required=is_required)
+        if value is not None:
+            given[p.name] = value
+        elif is_required:
+            return given, p.name
+    return given, ""
+
+
+def _recipe(called: str, user: dict[str, Any], arguments: _Arguments) -> Recipe:
+    words = [f"{name}={value}" for name, value in arguments.given.items()]
+    lines: list[str] = []
+    notes: list[str] = []
+    values = dict(arguments.given)
+    imports: tuple[str, ...] = ()
+    if arguments.configuration is not None:
+        found = arguments.configuration
+        lines += found.lines
+        imports = found.imports
+        user = {**user, **found.names}
+        words.insert(0, f"{arguments.argument}={found.expression}")
+        values |= found.given
+        notes.append(f"built with {found.told}")
+    body = "\n".join(f"    {line}" for line in [*lines, f"return {called}({', '.join(words)})"])
+    source = "\n".join([*imports, *[""] * (2 * bool(imports)), "def build(c):", body]) + "\n"
+    sizes = {f.name for f in dataclasses.fields(DrawnConfig)} & {w[2:] for v in values.values() for w in v.split()
+                                                                 if w.startswith("c.")}  # fmt: skip
+    if "c.d_head" in values.values():
+        sizes |= {"d_model", "num_heads"}
+    padding = next((v for n, v in values.items() if is_padding_id(n)), "")
+    return Recipe(source, user, frozenset(sizes), padding, tuple(notes))
+
+
+def _type_of(thing: Any, parameter: inspect.Parameter) -> Any:
+    """Return the type that an argument is annotated with, strings resolved; None without one."""
+    function: Callable[..., Any] = vars(thing).get("__init__", thing) if isinstance(thing, type) else thing
+    if parameter.default is not parameter.empty and hasattr(parameter.default, "__dict__"):
+        return type(parameter.default)
+    try:
+        return typing.get_type_hints(function).get(parameter.name)
+    except Exception:  # names that are imported for type checkers alone
+        named = parameter.annotation
+        if isinstance(named, str):
+            return getattr(sys.modules.get(thing.__module__), named.strip("'\""), None)
+        return None if named is parameter.empty else named

@@ -1,0 +1,118 @@
+"""Which masks a model takes, in which form and with which polarity: told by what a mask hides, then by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.adapters.masks.forms import padding_forms
+from veriformer.properties.adapters.masks.padding_tokens import by_token_of_one
+from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
+from veriformer.properties.adapters.unknown.wiring import Wiring, reached_by
+from veriformer.properties.subject.sizes import DrawnConfig
+
+if TYPE_CHECKING:
+    from veriformer.properties.adapters.unknown.understanding import Understood
+
+_B, _T, HIDDEN = 3, 5, 1
+
+
+def with_mask(
+    found: Understood, sample: nn.Module, sizes: DrawnConfig, arguments: Sequence[Argument], padding_id: str
+) -> Understood:
+    """Return how a model of one sequence is called, with the padding mask that it takes."""
+    names = [a.name for a in by_role(arguments, "mask")]
+    names.sort(key=lambda n: ("pad" not in n and n != "attention_mask", n))
+    own = replace(found.wiring, masks=("attention_mask",))
+    x = sequence_of(found, sizes)
+    unread: list[str] = []
+    for name in names:
+        told, wiring = _hiding(own, sample, sizes, x, name, "attention_mask", _of_one)
+        if wiring is not None and told:
+            note = f"{name} is {told}: found by trying which form hides a position"
+            return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
+        if wiring is not None:
+            unread.append(name)
+    by_token = by_token_of_one(found, sample, sizes, padding_id, sequence_of(found, sizes))
+    if by_token is not None:
+        return by_token
+    for name in unread:
+        form, told = next(_taken(own, sample, x, name))
+        if "pad" in name or name == "attention_mask":
+            note = f"{name} is {told} by its name alone: no form of it was seen to hide a position"
+            wiring = own.having(**{name: or_none(form, "attention_mask")})
+            return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
+    if unread or names:
+        note = f"no padding mask is judged: {', '.join(names)} hides nothing as one"
+        return replace(found, notes=(*found.notes, note))
+    return found
+
+
+def sequence_of(found: Understood, sizes: DrawnConfig) -> Tensor:
+    """Return a sequence that a model takes, `[B, T]` or `[B, T, D]`."""
+    generator = torch.Generator().manual_seed(2)
+    if found.inputs == "tokens":
+        return torch.randint(1, max(sizes.vocab_size, 2), (_B, _T), generator=generator)
+    return torch.randn(_B, _T, sizes.d_model, generator=generator)
+
+
+Run = Callable[[Wiring, nn.Module, Tensor, Tensor], Tensor]
+
+
+def _of_one(wiring: Wiring, sample: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    return wiring.call(sample, x, attention_mask=mask)
+
+
+def _taken(own: Wiring, sample: nn.Module, x: Tensor, name: str) -> Any:
+    """Yield the forms of a mask that a model does not refuse."""
+    for form, told in padding_forms("attention_mask", hidden_first=hides_where_true(name)):
+        try:
+            own.having(**{name: or_none(form, "attention_mask")}).call(sample, x, attention_mask=mask_of(x, own))
+        except Exception:
+            continue
+        yield form, told
+
+
+def mask_of(x: Tensor, wiring: Wiring) -> Tensor:
+    """Return a mask `[B, T]` that hides one position of every sample."""
+    mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    mask[:, HIDDEN] = False
+    return mask
+
+
+def or_none(form: str, mask: str) -> str:
+    """Return the source of a form of a mask, None where there is no mask."""
+    return form if form == mask else f"None if {mask} is None else {form}"
+
+
+def _hiding(
+    own: Wiring, sample: nn.Module, sizes: DrawnConfig, x: Tensor, name: str, mask: str, run: Run
+) -> tuple[str, Wiring | None]:
+    """Return the form of a mask that hides a position, and the call with it; ("", call) where one is only taken."""
+    taken: Wiring | None = None
+    for form, told in padding_forms(mask, hidden_first=hides_where_true(name)):
+        wiring = own.having(**{name: or_none(form, mask)})
+        try:
+            if hides(wiring, sample, sizes, x, run):
+                return told, wiring
+        except Exception:
+            continue
+        taken = taken or wiring
+    return "", taken
+
+
+def hides(wiring: Wiring, sample: nn.Module, sizes: DrawnConfig, x: Tensor, run: Run) -> bool:
+    """Whether a masked position reaches no other one of its sample, and one that is not masked does."""
+    mask = mask_of(x, wiring)
+    reaches = [reached_by(lambda v: run(wiring, sample, v, mask), x, (0, at), sizes.vocab_size) for at in (HIDDEN, 0)]
+    if any(r is None for r in reaches):
+        return False
+    hidden, shown = (r[0].clone() for r in reaches if r is not None)
+    if hidden.shape[0] == x.shape[1]:
+        hidden[HIDDEN] = False
+        shown[0] = False
+    return not bool(hidden.any()) and bool(shown.any())

@@ -1,0 +1,264 @@
+"""Making a script short enough to be read: what stands for one use is put where it is used, long lines are broken."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from veriformer.properties.bench.pool import WEIGHT_SEED
+from veriformer.properties.counterexamples.program import MADE, Line
+
+WIDTH = 100
+_ASSIGNED = re.compile(r"([a-z]+\d+) = (.+)")
+_DECIDED = ("got = ", "expected = ")
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+def inlined(lines: Sequence[Line], verdict: Sequence[str]) -> list[str]:
+    """Return the statements of a program and its verdict, what one statement alone uses put there.
+
+    A call of the subject keeps its line, and nothing is moved past one, or past what changes a value in place.
+
+    Args:
+        lines: of the program.
+        verdict: statements behind them.
+    """
+    texts, lines = _drawn_in_short(lines, verdict)
+    texts += verdict
+    movable = [not line.is_call and len(line.makes) == 1 for line in lines] + [False] * len(verdict)
+    draws = [_draws(line) for line in lines] + [()] * len(verdict)
+    made = [name for line in lines for name in line.makes]
+    still = [
+        (can or bool(drawn)) and made.count(line.makes[0]) == 1
+        for can, drawn, line in zip(movable, draws, lines, strict=False)
+    ]
+    still += [text.startswith(_DECIDED) for text in verdict]
+    place = len(texts) - 2
+    while place >= 0:
+        if (movable[place] or draws[place]) and (found := _ASSIGNED.fullmatch(texts[place])):
+            name, value = found.groups()
+            uses = [n for n, text in enumerate(texts) for _ in re.findall(rf"\b{name}\b", text)]
+            last = uses[-1]
+            # a draw may stand in the next statement, if that draws nothing itself
+            apart = all(still[place + 1 : last]) if movable[place] else last == place + 1 and not draws[last]
+            if len(uses) == 2 and apart and _takes(texts[last], value, name):
+                texts[last] = _with(texts[last], name, value)
+                movable[last] = movable[last] and not draws[place]
+                draws[last] = draws[last] or draws[place]
+                for row in (texts, movable, still, draws):
+                    del row[place]
+        place -= 1
+    return texts
+
+
+def _draws(line: Line) -> tuple[str, ...]:
+    """Return the generators that a line draws from."""
+    return tuple(name for name in line.makes if name.startswith("generator")) if len(line.makes) > 1 else ()
+
+
+_SHORT = (
+    ("draw_normal", "torch.randn", ", dtype=torch.float64"),
+    ("draw_whole", "torch.randint", ""),
+    ("draw_uniform", "torch.rand", ""),
+)
+
+
+def _drawn_in_short(lines: Sequence[Line], verdict: Sequence[str]) -> tuple[list[str], list[Line]]:
+    """Return a program in which many draws from one generator have a short name, and idle ones share a statement."""
+    texts = [line.text for line in lines]
+    makers = [n for n, text in enumerate(texts) if re.fullmatch(r"generator\d+ = torch\.Generator\(\).*", text)]
+    if len(makers) != 1 or sum(map(bool, map(_draws, lines))) < _MANY:
+        return texts, [*lines]
+    generator = texts[makers[0]].split(" = ")[0]
+    for name, function, also in _SHORT:
+        call = re.compile(rf"{re.escape(function)}\(([^=]*), generator={generator}{re.escape(also)}\)")
+        if sum(len(call.findall(text)) for text in texts) > 1:
+            texts = [call.sub(rf"{name}(\1)", text) for text in texts]
+            texts[makers[0]] += f"\n{name} = functools.partial({function}, generator={generator}{also})"
+    kept: list[tuple[str, Line]] = []
+    for number, (text, line) in enumerate(zip(texts, lines, strict=True)):
+        found = _ASSIGNED.fullmatch(text)
+        is_idle = found is not None and _draws(line) and not _is_used(found[1], [*texts[number + 1 :], *verdict])
+        if not is_idle or found is None:
+            kept.append((text, line))
+        elif kept and kept[-1][0].startswith(_IDLE):
+            kept[-1] = (f"{kept[-1][0][:-1]}, {found[2]}]", line)
+        else:
+            kept.append((f"{_IDLE}{found[2]}]", line))
+    return [text for text, _ in kept], [line for _, line in kept]
+
+
+_MANY = 4  # draws, from which on their names are worth a line
+_IDLE = "# drawn, and not used here\n_ = ["
+
+
+def _is_used(name: str, texts: Sequence[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", text) for text in texts)
+
+
+def _with(text: str, name: str, value: str) -> str:
+    return re.sub(rf"\b{name}\b", lambda _: value, text)
+
+
+def _takes(behind: str, value: str, name: str) -> bool:
+    """Whether a statement stays the same with a value in place of its name, and stays readable."""
+    if "\n" in behind or "lambda" in behind or "lambda" in value or behind.startswith(f"{name}"):
+        return False
+    room = 3 * WIDTH if behind.startswith(_DECIDED) else WIDTH  # what is compared may take three lines
+    return len(behind) + len(value) <= room and not re.fullmatch(r"-?[\d.e+-]+|\w+", value)
+
+
+def wrapped(source: str, width: int = WIDTH) -> str:
+    """Return source with its long lines broken at commas inside of brackets; what cannot be broken stays."""
+    return "\n".join(_broken(line, width) if len(line) > width else line for line in source.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    places, depth = [], 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(line.lstrip()).readline):
+            depth += _BRACKETS.get(token.string, 0) if token.type == tokenize.OP else 0
+            if token.type == tokenize.OP and token.string == "," and depth:
+                places.append(token.end[1])
+    except (tokenize.TokenError, IndentationError):  # a piece of a statement
+        return line
+    text, start, pieces = line.lstrip(), 0, []
+    while len(text) - start > width - len(indent) - 4:
+        fitting = [p for p in places if start < p <= start + width - len(indent) - 4]
+        beyond = [p for p in places if p > start]
+        if not beyond:
+            break
+        end = fitting[-1] if fitting else beyond[0]
+        pieces.append(text[start:end].strip())
+        start = end
+    pieces.append(text[start:].strip())
+    return f"\n{indent}    ".join([indent + pieces[0], *pieces[1:]])
+
+
+def lean(source: str) -> str:
+    r"""Return the source of a function or class without its docstrings and empty lines.
+
+    >>> print(lean('def f(x):\n    "It is x."\n\n    return x'))
+    def f(x):
+        return x
+    """
+    lines, texts, gone = source.split("\n"), set[int](), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # an empty line of a text is no empty line
+            texts |= {*range(node.lineno, node.end_lineno or node.lineno)}
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            continue
+        first = node.body[0]
+        if ast.get_docstring(node, clean=False) is not None:
+            kept = [" " * first.col_offset + "pass"] if len(node.body) == 1 else []
+            for number in range(first.lineno - 1, first.end_lineno or first.lineno):
+                lines[number] = ""
+                gone.add(number)
+            lines[first.lineno - 1] = "".join(kept)
+    return "\n".join(line for number, line in enumerate(lines) if line.strip() or number in texts - gone)
+
+
+def untyped(source: str) -> str:
+    r"""Return source without the types of what functions take and return; fields of a class keep theirs.
+
+    >>> print(untyped("def f(x: int, y: float = 1.0) -> int:\n    return x"))
+    def f(x, y = 1.0):
+        return x
+    """
+    lines = source.split("\n")
+    for start, end in sorted(
+        _typed(ast.parse(source), lines), reverse=True
+    ):  # from the end: places before stay what they are
+        (first, left), (last, right) = start, end
+        head = lines[first - 1].encode()[:left].decode()
+        lines[first - 1 : last] = [head + lines[last - 1].encode()[right:].decode()]
+    return "\n".join(lines)
+
+
+def _typed(tree: ast.AST, lines: Sequence[str]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield where each type of an argument or of what is returned begins and ends, its colon or arrow included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            yield (node.lineno, node.col_offset + len(node.arg.encode())), _end(node.annotation)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            before = lines[node.returns.lineno - 1].encode()[: node.returns.col_offset]
+            if (arrow := before.rfind(b"->")) >= 0:
+                yield (node.returns.lineno, len(before[:arrow].rstrip())), _end(node.returns)
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
+
+
+def making_of(body: str, models: Sequence[Any], *, redrawn: bool) -> str:
+    """Return the source of the function that builds a model of drawn sizes, as far as a body calls for it.
+
+    Args:
+        body: source that calls it.
+        models: that were built.
+        redrawn: whether their weights are drawn anew, by `redraw_weights`.
+    """
+    raw, placed, other = (f"{word}=" in body for word in ("redrawn", "device", "seed"))
+    takes = ", redrawn=True" * raw + ', device="cpu"' * placed + f", seed={WEIGHT_SEED}" * other
+    ready = f"model{'.to(device)' * placed}.to(dtype).eval()"
+    after = [f"model = {ready}", *["if redrawn:"] * (redrawn and raw)]
+    after += [f"{'    ' * raw}redraw_weights(model, {WEIGHT_SEED})"] * redrawn
+    if all(isinstance(model, nn.Module) for model in models):
+        built = [
+            f"        {ready.replace('model', 'model = build(config)', 1)}",
+            *(f"    {line}" for line in after[1:]),
+        ]
+    else:  # of functions there is nothing to be placed
+        built = ["        model = build(config)", "    if isinstance(model, torch.nn.Module):"]
+        built += [f"        {line}" for line in after]
+    return "\n".join(
+        [
+            f"def {MADE}(config, dtype{takes}):",
+            "    with torch.random.fork_rng(devices=[]):",
+            f"        torch.manual_seed({'seed' if other else WEIGHT_SEED})",
+            *built,
+            "    return model",
+        ]
+    )
+
+
+_REDRAWING = """def redraw_weights(model, seed):  # to unit gain: the small weights of a fresh model hide errors
+    generator = torch.Generator().manual_seed(seed)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        before, some = parameter.detach().double(), 0.25 * noise.clamp(-2, 2)
+        value = before * (1 + some) + 0.05 * noise
+        if parameter.ndim >= 2:
+            value = noise if id(parameter) in tables else noise / parameter[0].numel() ** 0.5
+        elif (before == before[0]).all() and before[0] in (0, 1):
+            value = 1 + some if before[0] else 0.25 * noise
+        parameter.data.copy_(value)"""
+
+
+def redrawing_of(models: Sequence[Any]) -> str:
+    """Return a short source of `redraw_weights` that gives models the same weights; "" where only the whole does."""
+    modules = [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
+    parameters = [p for part in modules for p in part.parameters(recurse=False)]
+    usual = all(
+        p.is_floating_point() and p.numel() and p.ndim and p.requires_grad and p.device.type == "cpu"
+        for p in parameters
+    )
+    others = [m for m in modules if type(m).__name__ == "Conv1D" or getattr(m, "padding_idx", None) is not None]
+    return _REDRAWING if usual and not others else ""
+
+
+def paragraphs(*texts: str) -> str:
+    """Return paragraphs as the docstring of a script, broken at its width."""
+    told = "\n\n".join(
+        textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in texts if text
+    )
+    return '"""' + told.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n"""'

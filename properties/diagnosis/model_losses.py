@@ -1,0 +1,161 @@
+"""What a model's loss makes of its labels: by which row of the logits each is scored, and which are not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.definitions.losses import loss_of_rows
+
+Loss = Callable[[Tensor], Tensor]
+_NEAR = 0.02
+"""Of the share of one label in the loss: differences of two losses are rounded more than the losses are."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How a loss depends on its labels.
+
+    Attributes:
+        offset: s, where row t of the logits is scored by label t + s; None where no s of those tried fits.
+        share: what the difference of two log likelihoods is multiplied by; NaN where they do not say.
+        smoothing: share of the target that is spread, where that is what the loss has besides.
+        told: what the loss has besides, in words; empty where nothing was found.
+        cause: why no offset that may be right fits, in words; None where it is not known.
+    """
+
+    offset: int | None
+    share: float = float("nan")
+    smoothing: float | None = None
+    told: str | None = None
+    cause: str | None = None
+
+
+def scored(loss: Loss, logits: Tensor, labels: Tensor, pool: Sequence[int], offsets: Sequence[int]) -> Scored:
+    """Find the offset: L changes with one label as the log likelihood of one row does, whatever is added to the loss.
+
+    Args:
+        loss: of labels.
+        logits: `[B, T, V]` or `[B, C]`.
+        labels: `[B, T]` or `[B]`; each counts.
+        pool: labels that count, which these were drawn from.
+        offsets: to try.
+    """
+    log_p = logits.detach().double().log_softmax(-1)
+    size = logits.shape[-1]
+    base = float(loss(labels))
+    changes: list[tuple[tuple[int, ...], int, int, float]] = []
+    places = [tuple(at) for at in (labels >= 0).nonzero().tolist()]
+    kept = places if labels.ndim == 1 else [at for at in places if at[1] in (1, 2, labels.shape[1] - 2)]
+    for at in kept[:8]:
+        for new in [n for n in dict.fromkeys([*labels.flatten().tolist(), *pool]) if n != int(labels[at])][:3]:
+            other = labels.clone()
+            other[at] = new
+            changes.append((at, int(labels[at]), new, float(loss(other)) - base))
+    for offset in offsets:
+        shares = _shares(log_p, changes, offset)
+        if shares is None:
+            continue
+        share = sum(shares) / len(shares)
+        if share > 0 and all(abs(one - share) <= _NEAR * share for one in shares):
+            return _besides(loss, logits, labels, offset, share, base, size)
+    return Scored(None, cause=_elsewhere(log_p, changes))
+
+
+def _shares(
+    log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, float]], offset: int
+) -> list[float] | None:
+    """Return the loss's change over that of the log likelihood of the row that an offset means; None: there is none."""
+    found = []
+    for at, old, new, change in changes:
+        row = at if len(at) == 1 else (at[0], at[1] - offset)
+        if len(row) == 2 and not 0 <= row[1] < log_p.shape[1]:
+            continue
+        step = float(log_p[row][old] - log_p[row][new])
+        if abs(step) > 0.05:
+            found.append(change / step)
+    return found if len(found) > 2 else None
+
+
+def _besides(loss: Loss, logits: Tensor, labels: Tensor, offset: int, share: float, base: float, size: int) -> Scored:
+    """Say what a loss of a known offset has beside the mean of the log likelihoods."""
+    if labels.ndim == 1:
+        rows, wanted = logits[None], labels[None]
+    elif offset >= 0:
+        rows, wanted = logits[:, : logits.shape[1] - offset], labels[:, offset:]
+    else:
+        rows, wanted = logits[:, -offset:], labels[:, :offset]
+    count = wanted.numel()
+    spread = 1 - share * count
+    if 0.005 < spread < 0.6:
+        eps = round(spread, 2)
+        smoothed, _ = loss_of_rows(rows, wanted, eps, -100)
+        if abs(float(smoothed) - base) < 1e-3 * max(1.0, abs(base)):
+            told = f"there is label smoothing of {eps:g} (declare label_smoothing={eps:g} if that is meant)"
+            return Scored(offset, share, eps, told)
+    if abs(spread) < 0.01:
+        plain, _ = loss_of_rows(rows, wanted, 0.0, -100)
+        more = base - float(plain)
+        return Scored(offset, share, None, f"{more:.4g} is added that does not depend on the labels")
+    if abs(share - 1) < _NEAR:
+        return Scored(offset, share, None, "the losses are summed, not averaged")
+    total = labels.numel()
+    if offset and abs(share * total - 1) < _NEAR:
+        return Scored(offset, share, None, f"the sum over {count} labels is divided by {total}")
+    return Scored(offset, share, None, f"each label weighs {share:.4g}, where 1/{count} is the mean")
+
+
+def _elsewhere(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, float]]) -> str | None:
+    """Say which row a label is scored by where that is no row of its own sample or no one offset."""
+    if log_p.ndim == 2 or not changes:
+        return None
+    if all(abs(change) < 1e-9 for *_, change in changes):
+        return "the loss does not depend on the labels that were changed"
+    found: set[tuple[tuple[int, ...], tuple[int, int]]] = set()
+    for at in dict.fromkeys(c[0] for c in changes):
+        own = [c for c in changes if c[0] == at]
+        fits = []
+        for sample in range(log_p.shape[0]):
+            for row in range(log_p.shape[1]):
+                steps = [float(log_p[sample, row, old] - log_p[sample, row, new]) for _, old, new, _ in own]
+                shares = [c[3] / s for c, s in zip(own, steps, strict=True) if abs(s) > 0.05]
+                if len(shares) > 1 and min(shares) > 0 and max(shares) - min(shares) < _NEAR * max(shares):
+                    fits.append((sample, row))
+        if len(fits) == 1:
+            found.add((at, fits[0]))
+    told = [f"label {at[1]} of sample {at[0]} by row {row[1]} of sample {row[0]}" for at, row in sorted(found)][:2]
+    return f"it scores {', '.join(told)}: labels and logits lie in another order" if told else None
+
+
+def uncounted(loss: Loss, logits: Tensor, labels: Tensor, offset: int, label: int, limit: float) -> str:
+    """Return what becomes of a label: "refused", "counted", "not counted", "divided by all" or "otherwise".
+
+    Args:
+        loss: of labels.
+        logits: `[B, T, V]`.
+        labels: `[B, T]`; each counts.
+        offset: of the labels.
+        label: that is looked at.
+        limit: of rounding.
+    """
+    given = labels.clone()
+    given[0, 1], given[-1, -1] = label, label
+    try:
+        value = float(loss(given))
+    except SubjectError:
+        return "refused"
+    rows = logits[:, : logits.shape[1] - offset]
+    left, _ = loss_of_rows(rows, given[:, offset:], 0.0, label)
+    if abs(value - float(left)) <= limit:
+        return "not counted"
+    counted = int((given[:, offset:] != label).sum())
+    if abs(value - float(left) * counted / given[:, offset:].numel()) <= limit:
+        return "divided by all"
+    if 0 <= label < logits.shape[-1]:
+        whole, _ = loss_of_rows(rows, given[:, offset:], 0.0, -100)
+        if abs(value - float(whole)) <= limit:
+            return "counted"
+    return "otherwise"

@@ -1,0 +1,244 @@
+"""Generation: what is chosen, or drawn from, at each step is what the whole model says behind the text so far."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.caches.generating import generate_cause
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_part
+from veriformer.properties.engine.property import holds
+
+_MANNERS = ("without the cache", "with the cache", "with the cache a second time")
+_BEYOND = 3
+
+
+@holds(
+    "decoding.generate",
+    statement="Greedy generation with the cache chooses the tokens that generation without it chooses.",
+    formula="generate(x, cache) = generate(x, no cache) = repeated argmax f(x)",
+    source="The cache is an optimisation; near-ties are left out.",
+    kinds=("decoder",),
+    level="extended",
+    unless=needs_part("generate"),
+    examples_factor=0.5,
+    catches=("KV02", "KV11"),
+)
+def generation_does_not_depend_on_the_cache(case: Case) -> None:
+    """Twice with the cache, since a call may leave its own behind. Judged step by step against the argmax of the whole
+    model; a step whose two best logits lie within rounding ends the comparison of that sample, since either may be
+    chosen. Then past the longest sequence that the model takes, where it goes on at all: behind the last tokens.
+    """
+    built = case.built()
+    tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 5)
+    for manner in _MANNERS:
+        got = case.ask("generate", tokens, steps, manner != "without the cache", built=built)
+        if not isinstance(got, Tensor) or got.shape != (2, tokens.shape[1] + steps):
+            raise SubjectError("generate did not return tokens [B, T + steps]")
+        for sample in range(2):
+            _judge_greedy(case, built, got[sample], tokens[sample], manner)
+    if case.walks_all_paths:
+        _judge_beyond(case, built)
+    case.witness()
+
+
+def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, manner: str) -> None:
+    length = len(prompt)
+    case.require((got[:length] == prompt).all(), "generation changes its prompt", got=str(got.tolist()))
+    with torch.no_grad():
+        logits = case.call(built, got[None])[0].detach().double()
+    for step in range(length, len(got)):
+        row = logits[step - 1]
+        best = row.topk(2).values
+        if float(best[0] - best[1]) <= 2 * case.tolerance() * size_of(logits):
+            return
+        case.require(
+            row.argmax() == got[step],
+            f"{manner}, step {step - length + 1} does not choose the best token",
+            got=f"token {int(got[step])} of logit {float(row[int(got[step])]):.4g}",
+            expected=f"token {int(row.argmax())} of logit {float(best[0]):.4g}",
+            cause=lambda: generate_cause(case, built, use_cache="without" not in manner),
+        )
+
+
+def _judge_beyond(case: Case, built: Built) -> None:
+    """Generate past the longest sequence that the model takes: each token is chosen behind some of the last ones."""
+    longest = _longest(case, built)
+    if longest is None:
+        return
+    tokens = case.tokens(2, longest - 1)
+    try:
+        got = case.ask("generate", tokens, 1 + _BEYOND, False, built=built)
+    except SubjectError:
+        return  # it says that it ends there
+    if not isinstance(got, Tensor) or got.shape != (2, longest + _BEYOND):
+        return
+    for step in range(longest + 1, longest + _BEYOND):
+        choices = [_chosen(case, built, got[:, max(step - n, 0) : step]) for n in _kept(longest)]
+        fits = torch.stack([(best == got[:, step]) | ~clear for best, clear in choices])
+        case.require(
+            fits.all(-1).any(),
+            f"past {longest} tokens, the longest it takes, generation does not choose the best token behind the last",
+            got=f"tokens {got[:, step].tolist()}",
+            expected=f"tokens {choices[0][0].tolist()}, behind the last {longest}",
+            cause=lambda at=step: _stale(case, built, got, at, longest),  # type: ignore[misc]
+        )
+
+
+def _longest(case: Case, built: Built) -> int | None:
+    """Return the longest sequence that a model takes, where it has an end that is near."""
+    longest: int = case.subject.fact("max_len", built.config.max_len)
+    if not 8 <= longest <= 256:
+        return None
+    try:
+        with off_the_record(case), torch.no_grad():
+            case.call(built, case.tokens(2, longest))
+    except SubjectError:
+        return None
+    try:
+        with off_the_record(case), torch.no_grad():
+            case.call(built, case.tokens(2, longest + 1))
+    except SubjectError:
+        return longest
+    return None
+
+
+def _kept(longest: int) -> Sequence[int]:
+    """Return how many of the last tokens may be kept: all that fit, some fewer, or half as rolling caches have it."""
+    return (longest, longest - 1, longest - 2, longest // 2, longest // 2 + 1)
+
+
+def _chosen(case: Case, built: Built, context: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best token behind each context, and whether it is clear."""
+    with torch.no_grad():
+        row = case.call(built, context)[:, -1].detach().double()
+    best = row.topk(2).values
+    return row.argmax(-1), best[:, 0] - best[:, 1] > 2 * case.tolerance() * size_of(row)
+
+
+def _stale(case: Case, built: Built, got: Tensor, step: int, longest: int) -> str | None:
+    with off_the_record(case):
+        best, clear = _chosen(case, built, got[:, :longest])
+    if bool(((best == got[:, step]) | ~clear).all()):
+        return f"it is the best token behind the first {longest} tokens: the context is cut at its end"
+    return None
+
+
+@holds(
+    "decoding.sampling",
+    statement="What generation draws from is the softmax of the last logits over the temperature, of the top k alone.",
+    formula="p(x_t+1) = softmax(f(x_1..t)_t / tau), and 0 but for the k largest, divided by their sum",
+    source="Definition of sampling; Fan et al. 2018, section 5.4 (top k).",
+    kinds=("decoder",),
+    level="extended",
+    unless=needs_part("sampling"),
+    requires=("causality.no-future-influence",),
+    examples_factor=0.5,
+    catches=("KV02", "KV11"),
+)
+def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
+    """At temperatures above and below 1, with and without a top k, of texts that fit and of one that is longer than
+    what the model takes: there the context is the last tokens, as many as are kept.
+    """
+    built, subject = case.built(), case.subject
+    takes = inspect.signature(subject.sampling).parameters if subject.sampling is not None else {}
+    temperature = case.choice("temperature", (1.0, 0.5, 2.0)) if "temperature" in takes else None
+    top_k = case.choice("top_k", (None, 1, 3)) if "top_k" in takes else None
+    tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 4)
+    for text, drawn in _texts(case, built, tokens, steps, temperature, top_k):
+        length = text.shape[1] - drawn.shape[1]
+        longest = text.shape[1] if length == tokens.shape[1] else length + 1
+        for step in range(drawn.shape[1]):
+            end = length + step
+            contexts = [text[:, max(end - n, 0) : end] for n in (_kept(longest) if end > longest else (end,))]
+            rows = [_last(case, built, one) for one in contexts]
+            wanted = [_probabilities(row, temperature, top_k, drawn[:, step]) for row in rows]
+            got = _ordered(drawn[:, step].detach().double(), wanted[0].shape[-1])
+            nearest = min(wanted, key=lambda one: float((got - one).abs().max()))
+            bound = 32 * (case.tolerance() * max(1.0, size_of(rows[0])) / min(temperature or 1.0, 1.0) + 2e-7)
+            case.close(
+                got, nearest, f"step {step + 1} does not draw from what the model says behind the text so far",
+                bound=bound, constants_allowed=True,
+                cause=partial(_other, case, built, text, end, got, temperature, top_k, longest),
+            )  # fmt: skip
+    case.witness()
+
+
+def _texts(
+    case: Case, built: Built, tokens: Tensor, steps: int, temperature: float | None, top_k: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    given: dict[str, Any] = {n: v for n, v in (("temperature", temperature), ("top_k", top_k)) if v is not None}
+    prompts = [(tokens, steps)]
+    if case.walks_all_paths and (longest := _longest(case, built)) is not None:
+        prompts.append((case.tokens(2, longest - 1), 1 + _BEYOND))
+    for number, (prompt, more) in enumerate(prompts):
+        try:
+            text, drawn = case.ask("sampling", prompt, more, built=built, **given)
+        except SubjectError:
+            if number:
+                return  # it says that it ends there
+            raise
+        if text.shape != (2, prompt.shape[1] + more) or drawn.shape[:2] != (2, more):
+            raise SubjectError("sampling did not return tokens [B, T + steps] and probabilities [B, steps, V]")
+        yield text, drawn
+
+
+def _last(case: Case, built: Built, context: Tensor) -> Tensor:
+    with torch.no_grad():
+        return case.call(built, context)[:, -1].detach().double()
+
+
+def _probabilities(row: Tensor, temperature: float | None, top_k: int | None, drawn: Tensor) -> Tensor:
+    """Return what is to be drawn from `[B, V]`; `[B, k]`, the largest first, where what is drawn from has k entries."""
+    if temperature is None:  # one of its own: read off the two ends of what it keeps
+        p = drawn.detach().double().clamp(min=1e-300).log()
+        order = row.argsort(-1, descending=True)[:, [0, 1]]
+        ratio = (row.gather(-1, order).diff(dim=-1) / p.gather(-1, order).diff(dim=-1)) if p.shape == row.shape else 1.0
+        temperature = float(ratio.median()) if isinstance(ratio, Tensor) else 1.0
+        temperature = temperature if 0.05 < temperature < 20 else 1.0
+    p = (row / temperature).softmax(-1)
+    kept = row.shape[-1] if top_k is None else top_k
+    if drawn.shape[-1] < row.shape[-1]:
+        p = p.topk(drawn.shape[-1], dim=-1).values
+    elif kept < row.shape[-1]:
+        p = torch.where(row >= row.topk(kept, dim=-1).values[:, -1:], p, 0.0)
+    return p / p.sum(-1, keepdim=True)
+
+
+def _ordered(drawn: Tensor, width: int) -> Tensor:
+    p = drawn / drawn.sum(-1, keepdim=True)
+    return p if p.shape[-1] == width and width > 3 else p.sort(-1, descending=True).values
+
+
+def _other(
+    case: Case, built: Built, text: Tensor, end: int, got: Tensor, temperature: float | None, top_k: int | None,
+    longest: int,
+) -> str | None:  # fmt: skip
+    """Say behind which other context, or at which other temperature, it would be right."""
+    tau = temperature or 1.0
+    own = text[:, max(0, end - longest) : end]
+    with off_the_record(case):
+        for told, context, scale in (
+            (f"the first {longest} tokens: the context is cut at its end, not at its start", text[:, :longest], 1.0),
+            ("a context without the newest token", text[:, : end - 1], 1.0),
+            ("the newest token alone", text[:, end - 1 : end], 1.0),
+            ("the text so far, the logits multiplied by the temperature, not divided", own, tau * tau),
+            ("the text so far at temperature 1", own, tau),
+        ):
+            if not context.shape[1] or (scale == 1.0 and told.startswith("the text")):
+                continue
+            row = _last(case, built, context) * scale
+            near = _probabilities(row, temperature, top_k, got)
+            if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
+                return f"it draws from what the model says behind {told}"
+    return None

@@ -1,0 +1,81 @@
+"""Patches of an image: each becomes one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import needs_part
+from veriformer.properties.engine.property import holds
+
+_MANY = 12
+_MIXED = "channels and patches are mixed: the map [B, D, h, w] is cut into tokens before its channels are moved behind"
+
+
+@holds(
+    "embedding.patches",
+    statement="A token of an image is made of the pixels of one patch, and each patch becomes one token.",
+    formula="d token_n / d pixel_p != 0 for the p of one rectangle R_n; the R_n that do not overlap cover the image",
+    source="Dosovitskiy et al. 2021, section 3.1: x_p = E patch_p; where a map [B, D, h, w] is reshaped to [B, hw, D] "
+    "without moving D behind, a token has a few channels of many patches.",
+    kinds=("encoder",),
+    unless=needs_part("patches"),
+    examples_factor=0.25,
+)
+def each_token_is_made_of_one_patch(case: Case) -> None:
+    """The support of each token in the pixels is read off a gradient. Tokens without one (class tokens, registers) are
+    left out. Where the tokens are affine in the image, each must be made of one rectangle, smaller than the image where
+    there are several; overlapping patches are rectangles as well. Deep stems see what they see: there it is a question.
+    """
+    built = case.built()
+    if case.subject.image is None:
+        case.does_not_apply("the shape of its images is not known")
+    image = case.normal(1, *case.subject.image, dtype=torch.float32)
+    other = case.normal(1, *case.subject.image, dtype=torch.float32)
+    tokens: Callable[[Tensor], Tensor] = lambda images: case.ask("patches", images, built=built)  # noqa: E731
+    supports = _supports(tokens, image)
+    if len(supports) < 2:
+        case.does_not_apply("fewer than two tokens are made of its images")
+    with torch.no_grad():
+        parts = [tokens(one)[0] for one in (image, other, (image + other) / 2)]
+    is_affine = torch.allclose((parts[0] + parts[1]) / 2, parts[2], atol=1e-4)
+    whole = image[0, 0].numel()
+    for at, support in supports:
+        rows, columns = support.any(1).nonzero().flatten(), support.any(0).nonzero().flatten()
+        area = int((rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1))
+        case.require(
+            torch.tensor(area == int(support.sum()) and area < whole),
+            f"token {at} is not made of one patch",
+            got=f"{int(support.sum())} of {whole} pixels, in a rectangle of {area}",
+            expected=f"one rectangle of about {whole // len(supports)} pixels",
+            asks=None if is_affine else ("structure", "other"),
+            cause=lambda: _MIXED if is_affine else None,
+        )  # fmt: skip
+    covered = torch.stack([support for _, support in supports]).any(0)
+    if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
+        case.require(
+            covered.all(), "pixels of the image reach no token", got=f"{int(covered.sum())} of {whole}", expected="all",
+            asks=("structure", "other"),
+        )  # fmt: skip
+    case.witness()
+
+
+def _supports(tokens: Callable[[Tensor], Tensor], image: Tensor) -> list[tuple[int, Tensor]]:
+    """Return the pixels `[H, W]` that each token depends on, of some tokens where there are many."""
+    given = image.clone().requires_grad_()
+    output = tokens(given)
+    if not isinstance(output, Tensor) or output.ndim != 3 or not output.requires_grad:
+        raise SubjectError("patches did not return tokens [B, N, D] that depend on the image")
+    weight = torch.randn(output.shape[-1], generator=torch.Generator().manual_seed(1)).to(output)
+    count = output.shape[1]
+    chosen = range(count) if count <= _MANY else (0, 1, 2, count // 2, count // 2 + 1, count - 2, count - 1)
+    found = []
+    for at in chosen:
+        (gradient,) = torch.autograd.grad((output[0, at] * weight).sum(), given, retain_graph=True, allow_unused=True)
+        if gradient is not None and bool(gradient.any()):
+            found.append((at, gradient[0].abs().amax(0) > 0))
+    return found

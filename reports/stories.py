@@ -1,0 +1,132 @@
+"""What failed, told once for each cause: which failures are one story, which of them tells it, with which picture."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_SIZES = ("B", "T", "S")  # labels of choices that make a case large
+_INSIDE = "anatomy"  # the family that looks inside a running model: where a fault is that others see from outside
+
+
+@dataclass(frozen=True)
+class Story:
+    """Failures of one cause.
+
+    Attributes:
+        told: the result whose case is told: the simplest, with the picture of another one where it has none.
+        others: the other results that fail of this cause.
+    """
+
+    told: Mapping[str, Any]
+    others: Sequence[Mapping[str, Any]]
+
+    @property
+    def case(self) -> Mapping[str, Any]:
+        """The smallest failing case."""
+        found: Mapping[str, Any] = self.told["counterexample"]
+        return found
+
+
+def stories(subject: Mapping[str, Any]) -> list[Story]:
+    """Return the failures of a subject by their cause, the simplest first.
+
+    Failures are of one cause if the same words name it, numbers apart; what was seen inside the model
+    (`anatomy.mask`) belongs to the cause that names that part. Where no cause was found, each stands for itself.
+
+    Args:
+        subject: of a report under `veriformer-report/1`.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for result in subject["results"]:
+        if result["outcome"] == "FAIL" and result.get("counterexample"):
+            groups.setdefault(_NUMBER.sub("#", cause_of(result)) or result["id"], []).append(result)
+    for key in [k for k, found in groups.items() if all(_family(r) == _INSIDE for r in found)]:
+        part = groups[key][0]["id"].partition(".")[2].partition("-")[0]
+        outside = (k for k, found in groups.items() if k != key and _family(found[0]) != _INSIDE)
+        if home := next((k for k in outside if re.search(rf"\b{part}", cause_of(groups[k][0]))), None):
+            groups[home] += groups.pop(key)
+    told = [_story(sorted(found, key=difficulty)) for found in groups.values()]
+    return sorted(told, key=lambda story: difficulty(story.told))
+
+
+def difficulty(result: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
+    """Return what failures are sorted by: those that name a cause first, then with a picture, then the small ones."""
+    case = result.get("counterexample") or {}
+    sizes = (case.get("choices", {}).get(label) for label in _SIZES)
+    size = math.prod(s for s in sizes if type(s) is int and s > 0)
+    return (not case.get("cause"), _family(result) == _INSIDE, not case.get("influence"), size)
+
+
+def _story(found: Sequence[Mapping[str, Any]]) -> Story:
+    first, *others = found
+    case = first["counterexample"]
+    picture = next((p for r in found if (p := r["counterexample"].get("influence"))), None)
+    inside = [cause for r in others if _family(r) == _INSIDE and (cause := cause_of(r)) != case.get("cause")]
+    cause = "; seen inside: ".join([case.get("cause", ""), *dict.fromkeys(inside)])
+    return Story({**first, "counterexample": {**case, "influence": picture, "cause": cause}}, others)
+
+
+def cause_of(result: Mapping[str, Any]) -> str:
+    """Return the likely cause that a result names, or ""."""
+    return str((result.get("counterexample") or {}).get("cause", ""))
+
+
+def _family(result: Mapping[str, Any]) -> str:
+    return str(result["id"]).partition(".")[0]
+
+
+def fields(case: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is told of a failing case, a name and words each: one list for every form of a report.
+
+    Args:
+        case: a counterexample of a report.
+    """
+    told = [("case", words_of(case)), ("expected", case.get("expected", "")), ("got", _got(case))]
+    told += [("error", error_of(case)), ("path", case.get("path", ""))]
+    return [(name, words) for name, words in told if words]
+
+
+def words_of(case: Mapping[str, Any]) -> str:
+    """Return the choices and sizes of a case in one line; of the sizes those that could matter."""
+    drawn = [f"{k}={v}" for k, v in case["choices"].items() if k != "config"]
+    sizes = " ".join(w for w in case["sizes"].split() if not w.startswith(("max_len", "num_classes")))
+    return " ".join([*drawn, f"({sizes})" if sizes else ""]).strip()
+
+
+def _got(case: Mapping[str, Any]) -> str:
+    where = f" at index {case['index']}" if case.get("index") else ""
+    return f"{case['got']}{where}" if case.get("got") else ""
+
+
+def error_of(case: Mapping[str, Any]) -> str:
+    """Return the error and its tolerance, and in what it is counted where it is not the difference of the two numbers.
+
+    >>> error_of({"error": 5.0, "tolerance": 0.0, "got": "7", "expected": "2"})
+    '5, where the claim is exact'
+    >>> error_of({"error": 10.0, "tolerance": 0.1, "got": "7", "expected": "2", "unit": "0.5, their size"})
+    '10, tolerance 0.1, 100 times as much; 5 apart, counted in 0.5, their size'
+    """
+    error, tolerance = case.get("error"), case.get("tolerance")
+    if error is None or math.isnan(error):
+        return ""
+    if not tolerance:
+        return f"{error:.3g}, where the claim is exact"
+    told = f"{error:.3g}, tolerance {tolerance:.3g}, {error / tolerance:.3g} times as much"
+    apart = _apart(case)
+    if not (unit := case.get("unit", "")) or (apart is not None and f"{apart:.3g}" == f"{error:.3g}"):
+        return told
+    return f"{told}; " + ("" if apart is None else f"{apart:.3g} apart, ") + f"counted in {unit}"
+
+
+def _apart(case: Mapping[str, Any]) -> float | None:
+    """Return how far the two numbers that are shown lie apart; None where they are no numbers."""
+    try:
+        apart = abs(float(case["got"]) - float(case["expected"]))
+    except (KeyError, ValueError):
+        return None
+    return apart if math.isfinite(apart) else None

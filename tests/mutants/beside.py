@@ -1,0 +1,110 @@
+"""Faults beside a forward: in the loss that a model gives with its logits, and in what its generation draws from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from veriformer.properties.subject.subject import Subject
+from veriformer.reference.model import build
+from veriformer.tests.mutants import fault
+from veriformer.tests.mutants.decoding import decoder
+from veriformer.tests.mutants.mending import put
+from veriformer.tests.mutants.parts import sized
+
+
+def right_loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def right_sampling(model: nn.Module, tokens: Tensor, steps: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    drawn = []
+    for _ in range(steps):
+        drawn.append((model(tokens)[:, -1] / temperature).softmax(-1))
+        tokens = torch.cat([tokens, drawn[-1].topk(2, dim=-1).indices[:, 1:]], dim=1)
+    return tokens, torch.stack(drawn, dim=1)
+
+
+def with_loss(loss: Any) -> Subject:
+    return replace(decoder(None), cache=None, loss=put(loss, instead_of=right_loss))
+
+
+@fault(
+    "LS01-model",
+    "A model's own loss moves logits and labels the wrong way round",
+    killed_by=("loss.of-model",),
+    cause="wrong way round",
+)
+def moved_backwards() -> Subject:
+    def loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens)[:, 1:].flatten(0, 1), labels[:, :-1].flatten())
+
+    return with_loss(loss)
+
+
+@fault(
+    "LS04-model",
+    "A model's own loss is divided by all positions, those that are not counted among them",
+    killed_by=("loss.of-model",),
+    cause="divided by all positions",
+)
+def divided_by_all() -> Subject:
+    def loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none").mean()
+
+    return with_loss(loss)
+
+
+@fault(
+    "sampling-temperature",
+    "The logits are multiplied by the temperature before a token is drawn",
+    killed_by=("decoding.sampling",),
+    cause="multiplied by the temperature",
+)
+def multiplied_by_the_temperature() -> Subject:
+    def sampling(model: nn.Module, tokens: Tensor, steps: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        return right_sampling(model, tokens, steps, 1 / temperature)
+
+    return replace(decoder(None), cache=None, sampling=put(sampling, instead_of=right_sampling))
+
+
+class Images(nn.Module):
+    """What stands before an encoder of images: patches of 4 x 4 pixels become tokens."""
+
+    def __init__(self, width: int, *, moves: bool) -> None:
+        super().__init__()
+        self.patches, self.moves = nn.Conv2d(3, width, 4, 4), moves
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = self.patches(images)
+        return seen.flatten(2).transpose(1, 2) if self.moves else seen.reshape(len(seen), -1, seen.shape[1])
+
+
+def right_patches(model: nn.Module, images: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return Images(16, moves=True)(images)
+
+
+@fault(
+    "patches-mixed",
+    "A map [B, D, h, w] is reshaped to [B, N, D]: each token has a few channels of many patches",
+    killed_by=("embedding.patches",),
+    cause="channels and patches are mixed",
+)
+def patches_are_mixed() -> Subject:
+    def patches(model: nn.Module, images: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return Images(16, moves=False)(images)
+
+    encoder = Subject(
+        kind="encoder",
+        build=lambda c: build(sized(c, architecture="encoder", positions="learned")),
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares={"positions": "learned", "causal": False},
+        image=(3, 16, 16),
+    )
+    return replace(encoder, patches=put(patches, instead_of=right_patches))
