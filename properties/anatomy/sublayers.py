@@ -107,6 +107,20 @@ def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:
     ]
 
 
+def past_their_norm(seen: Traced) -> list[tuple[str, str]]:
+    """Return the sublayers whose first map takes what a norm takes, and not what one gives, beside that norm's path.
+
+    In a parallel layer the norm stands before both halves: one of them may be handed the stream as it is.
+    """
+    norms, places = norm_calls(seen), {p.when: p.place for p in seen.products}
+    found = []
+    for when, taken in _taken(seen):
+        alike = [n for n in norms if same_tokens(n.given, taken, seen.batch, seen.limit)]
+        if alike and not any(same_tokens(n.made, taken, seen.batch, seen.limit) for n in norms):
+            found.append((places[when], alike[0].place))
+    return found
+
+
 def _goes_on_alone(seen: Traced, product: int) -> bool:
     """Whether a norm, or a linear map, takes what a map gave and nothing besides."""
     made = biased(seen, product)

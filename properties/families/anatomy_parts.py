@@ -17,7 +17,7 @@ from veriformer.properties.anatomy.norms import (
     stands_behind_norm,
 )
 from veriformer.properties.anatomy.residual import Sum, residual_sums
-from veriformer.properties.anatomy.sublayers import sublayers, without_stream
+from veriformer.properties.anatomy.sublayers import past_their_norm, sublayers, without_stream
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
@@ -289,6 +289,27 @@ def sums_take_both_once(case: Case) -> None:
     )
     _every_layer_adds(case, flowing)
     _one_place_of_norms(case, flowing)
+    _none_goes_past_a_norm(case, flowing)
+
+
+def _none_goes_past_a_norm(case: Case, flowing: Flow) -> None:
+    """Require that no sublayer takes the stream as it is where a norm takes it, too, for others."""
+    past = past_their_norm(flowing.seen)
+    count = case.apply(raw_sublayers, flowing.seen)
+    place, norm = past[0] if past else ("", "")
+    case.require(
+        count == 0,
+        f"what {place or 'a linear map'} gives is made of what {norm} takes, not of what it gives",
+        got=f"the stream as it is behind {', '.join(one or 'the model' for one, _ in past)}",
+        expected="the normalised stream, as others of the layer take it",
+        cause=lambda: f"{place or 'a sublayer'} is handed the stream itself where {norm} stands beside it",
+        asks=("structure", "other"),
+    )
+
+
+def raw_sublayers(seen: Traced) -> Tensor:
+    """Return how many sublayers take what a norm takes, and not what one gives."""
+    return torch.tensor(len(past_their_norm(seen)))
 
 
 def _every_layer_adds(case: Case, flowing: Flow) -> None:

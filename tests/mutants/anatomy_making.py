@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.blocks import Sublayer
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.mending import as_it_is
+from veriformer.tests.mutants.mending import as_it_is, put_class
 from veriformer.tests.mutants.parts import model
 
 _GPT: dict[str, Any] = {"architecture": "decoder", "positions": "learned"}
@@ -62,3 +62,21 @@ def skip_behind_the_norm() -> Subject:
         built.stack.layers[-1].around_feed_forward.__class__ = FromNorm
 
     return model(change, **_GPT)
+
+
+@fault(
+    "anatomy-raw-parallel",
+    "In a parallel layer the feed-forward network takes the stream past the one norm of both",
+    killed_by=("anatomy.residual",),
+    cause="feed_forward.down is handed the stream itself",
+)
+def raw_parallel() -> Subject:
+    class Raw(Sublayer):
+        def enter(self, x: Tensor) -> Tensor:
+            return x
+
+    def change(built: Any) -> None:
+        for layer in built.stack.layers:
+            layer.around_feed_forward.__class__ = put_class(Raw)
+
+    return model(change, parallel=True, **_GPT)
