@@ -1,6 +1,8 @@
-"""Halves, thirds and quarters of a matrix that no output depends on; part of `parameters.all-used`."""
+"""Parts of a matrix, and whole tables, that no output depends on; part of `parameters.all-used`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
-from veriformer.properties.subject.inputs import ordinary
+from veriformer.properties.subject.inputs import Inputs, ordinary
 
 
 def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.Parameter]], output: Tensor) -> None:
@@ -61,3 +63,29 @@ def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int] | N
                 if not alive[start : start + size].any():
                     return axis, start, size
     return None
+
+
+def moved_by(case: Case, built: Built, parameter: nn.Parameter, inputs: Inputs, output: Tensor) -> Tensor:
+    """Return how far outputs move when a parameter has other values; it has its own again afterwards."""
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.copy_(case.normal(*kept.shape, dtype=kept.dtype) * (size_of(kept) or 1.0))
+        moved = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
+        parameter.copy_(kept)
+    return (moved - output).detach().abs().max()
+
+
+def tables_of_no_effect(
+    module: nn.Module, named: list[tuple[str, nn.Parameter]], gradients: Sequence[Tensor | None]
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the tables that rows are looked up in whose gradients are rounding beside those of other parameters.
+
+    A bias on scores that is the same for all keys that count leaves a softmax as it is.
+    """
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    largest = max((float(g.abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+    return [
+        (name, p)
+        for (name, p), g in zip(named, gradients, strict=True)
+        if id(p) in tables and g is not None and not g.is_sparse and g.any() and float(g.abs().max()) < 1e-5 * largest
+    ]

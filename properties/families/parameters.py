@@ -24,7 +24,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
-from veriformer.properties.families.dead_parts import dead_part, whole_matrices_learn
+from veriformer.properties.families.dead_parts import dead_part, moved_by, tables_of_no_effect, whole_matrices_learn
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
@@ -341,14 +341,20 @@ def every_parameter_is_connected(case: Case) -> None:
     ]
     if suspects:
         whole_matrices_learn(case, built, suspects, output)
+    coarse = case.subject.fact("structure") == "other"  # buckets of which few tokens reach the first alone
+    for name, parameter in [] if coarse else tables_of_no_effect(module, named, gradients)[:3]:
+        changed = moved_by(case, built, parameter, inputs, output)
+        case.require(
+            changed > case.tolerance(built) * size_of(output.detach()),
+            f"whatever stands in {name}, the outputs are the same",
+            got=f"outputs {changed:.3g} apart with other rows",
+            expected="other outputs",
+            asks=("structure", "other"),
+            cause=lambda name=name: f"all that counts is given one row of {name}, which the softmax cancels",  # type: ignore[misc]
+        )
     zero = [(n, p) for (n, p), g in zip(named, gradients, strict=True) if p.ndim > 1 and g is not None and not g.any()]
     for name, parameter in zero[:3]:
-        kept = parameter.detach().clone()
-        with torch.no_grad():
-            parameter.copy_(case.normal(*kept.shape, dtype=kept.dtype) * (size_of(kept) or 1.0))
-            moved = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
-            parameter.copy_(kept)
-        changed = (moved - output).detach().abs().max()
+        changed = moved_by(case, built, parameter, inputs, output)
         case.require(
             changed <= case.tolerance(built) * size_of(output.detach()),
             f"the output depends on {name}, and its gradient is zero everywhere",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.blocks import Sublayer
+from veriformer.reference.position_bias import T5Bias
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.mending import as_it_is, put_class
 from veriformer.tests.mutants.parts import model
@@ -80,3 +81,21 @@ def raw_parallel() -> Subject:
             layer.around_feed_forward.__class__ = put_class(Raw)
 
     return model(change, parallel=True, **_GPT)
+
+
+@fault(
+    "t5-other-sign",
+    "Buckets of T5 are asked for queries less keys: all of the past falls into the first",
+    killed_by=("parameters.all-used",),
+    cause="all that counts is given one row",
+)
+def buckets_of_the_future() -> Subject:
+    class Turned(T5Bias):
+        def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+            turned: Tensor = super().forward(-query_positions, -key_positions)
+            return turned
+
+    def change(built: Any) -> None:
+        built.stack.layers[0].attention.position_bias.__class__ = put_class(Turned)  # one bias serves all layers
+
+    return model(change, architecture="decoder", positions="t5")
