@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.beside.finding import beside, offering
 from veriformer.properties.adapters.beside.offers import Offer
-from veriformer.properties.adapters.constructing.building import recipe_of
+from veriformer.properties.adapters.constructing.building import Recipe, own_recipe, recipe_of
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
 from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
 from veriformer.properties.adapters.unknown.calling import understood
 from veriformer.properties.adapters.unknown.parts import kind_of_table
-from veriformer.properties.adapters.unknown.understanding import Understood
+from veriformer.properties.adapters.unknown.understanding import NotCalledError, Understood
 from veriformer.properties.adapters.unknown.unused import positions_by_name, window_by_name
 from veriformer.properties.adapters.unknown.wiring import stirred
 from veriformer.properties.adapters.unknown.written import attempt, written
@@ -102,7 +102,21 @@ def _mask_forms(function: Callable[..., Any], kind: str) -> tuple[str, ...]:
 
 
 def _from_class(thing: Any, kind: str | None) -> Subject:
+    """Take a class at drawn sizes; at its own where it cannot be called at those."""
     recipe = recipe_of(thing)
+    try:
+        return _at(recipe, thing, kind)
+    except NotCalledError as problem:
+        own = own_recipe(thing) if recipe.sizes else None
+        if own is None:
+            raise
+        try:
+            return _at(own, thing, kind)
+        except TypeError:
+            raise problem from problem.__cause__
+
+
+def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     with torch.random.fork_rng(devices=[]):
         sample = attempt(recipe.source, "build", recipe.names)(DrawnConfig())
     if not isinstance(sample, nn.Module):
@@ -111,7 +125,6 @@ def _from_class(thing: Any, kind: str | None) -> Subject:
     found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
     notes, domain = recipe.notes, dict[str, Any]()
     if not recipe.sizes:
-        notes += (f"{thing.__name__} takes no sizes: judged at its own",)
         rates = {m.p for m in sample.modules() if isinstance(m, nn.Dropout)}
         domain = {f.name: (getattr(sizes, f.name),) for f in fields(DrawnConfig)} | {
             "dropout": tuple(rates)[:1] or (0.0,)

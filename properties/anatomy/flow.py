@@ -58,6 +58,15 @@ class Flow:
             return Counter(call.given.shape[-1] for call in self.seen.calls).most_common(1)[0][0]
         return self.built.config.d_model
 
+    def said_twice(self) -> Traced:
+        """Return the trace of a forward on the first half of each sequence, said twice."""
+        return _traced(
+            self.case,
+            self.built,
+            tuple(torch.cat([x[:, : x.shape[1] // 2]] * 2, dim=1) for x in self.inputs),
+            self.limit,
+        )
+
     def repeated(self) -> Traced:
         """Return the trace of a forward on the first token of each sample, at every position."""
         return _traced(

@@ -54,6 +54,7 @@ class Property:
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
         in_half: whether it is judged in bfloat16 and float16 too, of models that are not declared to be unfit for them.
+        goes_wide: whether quick, too, sees a model of many heads and layers: slopes are other ones at twelve heads.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Property:
     rests_on: tuple[str, ...] = ()
     asks: tuple[str, Any] | None = None
     in_half: bool = False
+    goes_wide: bool = False
 
     @property
     def told(self) -> dict[str, str]:
@@ -123,6 +125,7 @@ def holds(
     costly: bool = False,
     asks: tuple[str, Any] | None = None,
     in_half: bool = False,
+    goes_wide: bool = False,
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
 
@@ -145,6 +148,7 @@ def holds(
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
         in_half: judge it in half precision too, where a violation asks for `half_precision`.
+        goes_wide: in quick, too, judge it on a model of many heads and layers.
 
     Raises:
         ValueError: the id is malformed or taken, or a kind or level does not exist.
@@ -180,6 +184,7 @@ def holds(
             rests_on=tuple(r.rests_on for r in reasons if hasattr(r, "rests_on")),
             asks=asks,
             in_half=in_half,
+            goes_wide=goes_wide,
             examples_factor=examples_factor,
             catches=tuple(catches),
             copies=copies,

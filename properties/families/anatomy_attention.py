@@ -33,6 +33,7 @@ _NEAR = 1e-3
     kinds=KINDS,
     unless=(needs_module, excludes_fact("query_key_norm"), excludes_fact("soft_cap"), excludes_fact("quantised")),
     examples_factor=0.2,
+    goes_wide=True,
     catches=("SC02", "SC04"),
 )
 def every_head_has_the_scale(case: Case) -> None:

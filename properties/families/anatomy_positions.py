@@ -30,6 +30,7 @@ from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
+from veriformer.properties.families.anatomy_distance import scores_go_by_distance
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -43,6 +44,9 @@ def _declares_what_enters(subject: Subject) -> str | None:
     return f"speaks of positions = {', '.join(_JUDGED)}, and of embedding_scale; here nothing of it is declared"
 
 
+_declares_what_enters.rests_on = "positions"  # type: ignore[attr-defined]
+
+
 @holds(
     "anatomy.positions",
     statement="Positions and embeddings act as declared: slopes, angles, tables, factors are those of closed forms.",
@@ -51,6 +55,7 @@ def _declares_what_enters(subject: Subject) -> str | None:
     kinds=KINDS,
     unless=(needs_module, _declares_what_enters),
     examples_factor=0.2,
+    goes_wide=True,
 )
 def positions_are_the_declared_ones(case: Case) -> None:
     """Orders told apart and shifts that change nothing do not show which slopes or frequencies act: they are read off
@@ -163,7 +168,8 @@ def _slope_cause(bias: Tensor, expected: Tensor, place: str) -> str | None:
 def _rotary(case: Case, flowing: Flow) -> None:
     known = _traced_back(flowing.seen, flowing.length, flowing.other)
     if not known:
-        case.does_not_apply("no attention could be followed from its projections to its scores")
+        scores_go_by_distance(case, flowing)
+        return
     angles = _Angles.declared(case.subject)
     for number, attention in enumerate(known):
         own = angles.of_width(attention.query.shape[-1])

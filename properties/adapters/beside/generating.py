@@ -122,7 +122,22 @@ def _ways(function: Any, skip: int) -> tuple[str, list[dict[str, str]], bool] | 
     if not counted:
         return "how many tokens it is to give"
     given = {counted: "tokens.shape[1] + steps" if is_total else "steps", **given}
-    return tokens.name, [*({**given, **one} for one in greedy), given], is_total
+    # a word that says so first; by what it does without one, before numbers that some models divide by
+    said, measured = ([{**given, **one} for one in greedy if is_one(one)] for is_one in (_is_word, _is_number))
+    return tokens.name, [*said, given, *measured], is_total
+
+
+def _is_word(given: Mapping[str, str]) -> bool:
+    return not _is_number(given)
+
+
+def _is_number(given: Mapping[str, str]) -> bool:
+    return all(value in ("0.0", "1") for value in given.values())
+
+
+def _plain(ways: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the way that gives the fewest arguments: nothing is said of how a token is chosen."""
+    return [min(ways, key=len)]
 
 
 def _working(
@@ -134,7 +149,7 @@ def _working(
     why = ""
     first = "model, " * called.startswith("user.")
     for is_drawn in (False, True):
-        for given in ways[1] if not is_drawn else ways[1][-1:]:
+        for given in ways[1] if not is_drawn else _plain(ways[1]):
             for form, fed in _FORMS if not turned else (("{call}.transpose(0, 1)", "tokens.transpose(0, 1)"),):
                 words = ", ".join([first + fed, *(f"{n}={v}" for n, v in given.items())])
                 source = _source(form.format(call=f"{called}({words})"), is_drawn=is_drawn)
@@ -190,7 +205,7 @@ def _draws(sample: nn.Module, called: str, function: Any, names: Mapping[str, An
     ways = _ways(function, 1)
     if isinstance(ways, str):
         return None
-    given, heads = dict(ways[1][-1]), ""
+    given, heads = dict(_plain(ways[1])[0]), ""
     for p in inspect.signature(function).parameters.values():
         for pattern, word, value in _DRAWN:
             if re.fullmatch(pattern, p.name.lower()) and word not in heads:

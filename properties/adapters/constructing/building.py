@@ -8,7 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from veriformer.properties.adapters.constructing.configurations import Configuration, configurations
@@ -64,7 +64,9 @@ def recipe_of(thing: Any) -> Recipe:
         recipe = _recipe(called, user, arguments)
         try:
             attempt(recipe.source, "build", recipe.names)(DrawnConfig())
-            return recipe
+            if recipe.sizes:
+                return recipe
+            return replace(recipe, notes=(*recipe.notes, f"{thing.__name__} takes no sizes: judged at its own"))
         except Exception as problem:
             problems.append(problem)
     name = getattr(thing, "__name__", str(thing))
@@ -74,6 +76,18 @@ def recipe_of(thing: Any) -> Recipe:
         f"{name} needs the argument {missing!r}, which is no size that is known here; write "
         f"Subject(kind=..., build=lambda c: {name}(...), forward=lambda m, x: m(x))"
     )
+
+
+def own_recipe(thing: Any) -> Recipe | None:
+    """Return how a class is built at its own sizes, without an argument; None where it needs one."""
+    user, called = reached(thing)
+    told = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
+    recipe = Recipe(f"def build(c):\n    return {called}()\n", user, notes=(told,))
+    try:
+        attempt(recipe.source, "build", recipe.names)(DrawnConfig())
+    except Exception:
+        return None
+    return recipe
 
 
 def reached(thing: Any) -> tuple[dict[str, Any], str]:

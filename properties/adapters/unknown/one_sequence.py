@@ -100,6 +100,8 @@ def _read(
             wiring, at_all = more, found
             notes.append(f"called with {label}=tokens: without it gives the logits of the last position alone")
     candidates = at_all or picks(output, (B, T), B * T)
+    if not candidates and isinstance(output, Tensor) and output.shape == (B,) and output.is_floating_point():
+        candidates = [(".unsqueeze(-1)", output[:, None])]
     if not candidates:
         return None
     where, tensor = candidates[0]

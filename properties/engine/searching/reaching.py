@@ -70,11 +70,12 @@ def _one_dtype(bench: Workbench, name: str) -> dict[str, str]:
 def wide_rows(bench: Workbench, prop: Property) -> list[str]:
     """Return the names of the wide models that a property sees.
 
-    In quick only where lengths are swept, the rarer rows one in a run where nothing ends the sweep; in standard every
-    property sees one of these, and those see them all. Which one follows from the property and the seed.
+    In quick only where lengths are swept, or a property says so, the rarer rows one in a run where nothing ends the
+    sweep; in standard every property sees one of these, and those see them all. Which one follows from the property
+    and the seed.
     """
     settings, reaching = bench.settings, bench.pool.reaching
-    if settings.profile == "quick" and not prop.sweeps_lengths:
+    if settings.profile == "quick" and not (prop.sweeps_lengths or prop.goes_wide):
         return []
     ends = [name for name in reaching if name == LARGEST and prop.goes_far]
     rows = [name for name in reaching if name not in (LONG, WIDE, LARGEST)]
