@@ -181,7 +181,9 @@ class Case(Calling):
             return False
         built = self.bench.pool.get(self._built.config, dtype)
         if not self.bench.spares_float64:
-            return is_swamped(self.bench, built)
+            swamped = is_swamped(self.bench, built)
+            self.bench.tally.wants_float64 |= swamped and error is not None  # the same case tells there what it is
+            return swamped
         if error is not None and error > rounding_of(self.bench, built):
             return False
         self.bench.tally.wants_float64 |= is_swamped(self.bench, built)

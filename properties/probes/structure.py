@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
 from veriformer.properties.engine.stream import Stream
-from veriformer.properties.probes.findings import Finding, a_case
+from veriformer.properties.probes.findings import Finding, Question, a_case
 from veriformer.properties.probes.module_parts import layer_lists, silence
 
 _STACKS = ("encoder", "decoder", "classifier")
@@ -203,4 +204,17 @@ def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
     if any(id(m.weight) in tables for m in maps):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
     elif any(m.out_features == built.config.vocab_size for m in maps):
-        yield Finding("tied", False, "embedding and output projection are two parameters", told=False)
+        yield Finding("tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench))
+
+
+def _copied(bench: Workbench) -> Question | None:
+    """Ask where the two hold the same numbers when built: nobody draws those twice, and training parts them."""
+    raw = bench.pool.fresh(bench.configs[0], torch.float32, raw=True)
+    tables = [(n, m.weight) for n, m in raw.module.named_modules() if isinstance(m, nn.Embedding)]
+    maps = [(n, m.weight) for n, m in raw.module.named_modules() if isinstance(m, nn.Linear)]
+    for (table, one), (head, other) in itertools.product(tables, maps):
+        if one is not other and one.shape == other.shape and torch.equal(one, other) and one.unique().numel() > 1:
+            how = "share their memory (.data)" if one.data_ptr() == other.data_ptr() else "hold the same numbers"
+            text = f"{table}.weight and {head}.weight {how} when built and are two parameters: are they meant to be one?"
+            return Question("parameters.tied", text, "tied=False")
+    return None

@@ -90,6 +90,7 @@ class Search:
         self.last: Case | None = None
         self._walks_all = False
         self._given_up = 0
+        self._turn = 0
 
     def run(self) -> Found | None:
         """Return the smallest failing case, or None.
@@ -97,7 +98,7 @@ class Search:
         Raises:
             BudgetSpent: the time for the property is over and nothing had failed.
         """
-        for fixed in self._sweep():
+        for self._turn, fixed in enumerate(self._sweep()):
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
@@ -148,7 +149,7 @@ class Search:
             SubjectTimeoutError: a call took too long; says at which length. A large instance may be in time with a
                 shorter one: there it is noted.
         """
-        for fixed in far_cases(self.bench, self.prop):
+        for self._turn, fixed in enumerate(far_cases(self.bench, self.prop)):
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
@@ -231,8 +232,10 @@ class Search:
         return None
 
     def _seed(self) -> int:
-        # an id of its own for every property: the cases of one do not depend on which others ran
-        return self.bench.settings.seed * 1_000_003 + int.from_bytes(self.prop.id.encode()[-6:], "big")
+        # an id of its own for every property: the cases of one do not depend on which others ran; and another choice of
+        # what is not fixed for each length, so that no form is the only one that any of them sees
+        own = int.from_bytes(self.prop.id.encode()[-6:], "big")
+        return self.bench.settings.seed * 1_000_003 + own + self._turn * 10_007
 
     def _sweep(self) -> Iterator[dict[str, Any]]:
         if not self.prop.sweeps_lengths:
