@@ -204,7 +204,9 @@ def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
     if any(id(m.weight) in tables for m in maps):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
     elif any(m.out_features == built.config.vocab_size for m in maps):
-        yield Finding("tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench))
+        yield Finding(
+            "tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench)
+        )
 
 
 def _copied(bench: Workbench) -> Question | None:
@@ -215,6 +217,8 @@ def _copied(bench: Workbench) -> Question | None:
     for (table, one), (head, other) in itertools.product(tables, maps):
         if one is not other and one.shape == other.shape and torch.equal(one, other) and one.unique().numel() > 1:
             how = "share their memory (.data)" if one.data_ptr() == other.data_ptr() else "hold the same numbers"
-            text = f"{table}.weight and {head}.weight {how} when built and are two parameters: are they meant to be one?"
+            text = (
+                f"{table}.weight and {head}.weight {how} when built and are two parameters: are they meant to be one?"
+            )
             return Question("parameters.tied", text, "tied=False")
     return None

@@ -98,7 +98,8 @@ class Search:
         Raises:
             BudgetSpent: the time for the property is over and nothing had failed.
         """
-        for self._turn, fixed in enumerate(self._sweep()):
+        for turn, fixed in enumerate(self._sweep()):
+            self._turn = turn
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
@@ -149,7 +150,8 @@ class Search:
             SubjectTimeoutError: a call took too long; says at which length. A large instance may be in time with a
                 shorter one: there it is noted.
         """
-        for self._turn, fixed in enumerate(far_cases(self.bench, self.prop)):
+        for turn, fixed in enumerate(far_cases(self.bench, self.prop)):
+            self._turn = turn
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
