@@ -151,8 +151,9 @@ def test_a_mutant_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ids = ("SC01", "SC04", "SC05", "SC07", "SC02", "SC02-model", "SC02-module")
     only = [word for name in ids for word in ("--only", name)]
     done = run("mutants", *only, "-n", "1", "--mutant-seconds", "4", "--format", "json", "--stable")
-    assert done.status == 0, "what breaks down is noticed"
+    assert done.status == 2, "what breaks down is noticed, what was stopped at its limit is not judged"
     assert "Traceback" not in done.err
+    assert json.loads(done.out)["timed_out"] == ["SC05"]
     rows = {row["id"]: row for row in json.loads(done.out)["mutants"]}
     told = {name: row["errors"].get("process", "") for name, row in rows.items()}
     assert told["SC01"] == told["SC02-module"] == ""
