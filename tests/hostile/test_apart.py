@@ -17,6 +17,7 @@ from veriformer.cli.processes import asking
 from veriformer.cli.processes.apart import Apart, Call, Ended
 from veriformer.cli.processes.asking import Pool
 from veriformer.cli.processes.limits import Limits
+from veriformer.properties.adapters import spawned
 
 SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": (), "call_seconds": 5.0, "named": ()}
 LIBRARY = """
@@ -175,9 +176,10 @@ def test_each_call_has_a_copy_of_its_own_and_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
     (tmp_path / "counted_calls.py").write_text(
-        "import os\nimported, calls = os.getpid(), []\n"
+        "import os, sys\nimported, calls = os.getpid(), []\n"
         "def call(n):\n    calls.append(n)\n    print('call', n)\n"
-        "    return {'calls': calls, 'imported': imported, 'own': os.getpid()}\n"
+        "    main = sys.modules['__main__'].__spec__\n"
+        "    return {'calls': calls, 'imported': imported, 'own': os.getpid(), 'main': main and main.name}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     from rich.console import Console
@@ -187,5 +189,6 @@ def test_each_call_has_a_copy_of_its_own_and_what_it_prints(
     rows = [ended[f"{n}"].row or {} for n in range(3)]
     assert [row["calls"] for row in rows] == [[0], [1], [2]]
     assert len({row["imported"] for row in rows}) == 1
+    assert rows[0]["main"] == spawned.__name__, "what a subject starts afresh finds the subject's file"
     assert len({row["own"] for row in rows}) == 3
     assert [ended[f"{n}"].printed for n in range(3)] == [{"size": 7, "text": f"call {n}\n"} for n in range(3)]
