@@ -120,24 +120,24 @@ def status_of(matrix: Mapping[str, Any]) -> int:
 
 def _is_whole(row: object) -> bool:
     """Whether a stored row is one that judging a mutant gives; any other counts as not judged."""
-    usual = _row("", False, 0.0, "")
-    kinds = {name: type(value) for name, value in usual.items() if value is not None}
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
+    if not isinstance(row, dict) or not {*_row("", False, 0.0, "")} <= {*row}:
         return False
-    first = row.get("first_kill")
-    words = [*row["killed_by"], *row["errors"].values(), row.get("citation") or "", row.get("located") or "",
-             row.get("equivalent") or ""]  # fmt: skip
-    for name in ("expected", "blocked"):
-        if not isinstance(others := row.get(name, []), list):
+    first, words = row["first_kill"], [row["id"], row["origin"], row["title"]]
+    words += [row.get(name) or "" for name in ("bug", "citation", "located", "equivalent")]
+    for name in ("killed_by", "expected", "blocked"):
+        if not isinstance(several := row.get(name, []), list):
             return False
-        words += others
-    return all(isinstance(word, str) for word in words) and (
-        first is None or (isinstance(first, dict) and all(_is_number(first.get(n)) for n in ("seconds", "examples")))
+        words += several
+    if not isinstance(row["errors"], dict) or not isinstance(row["examples"], dict):
+        return False
+    kill = first if isinstance(first, dict) else {"seconds": 0, "examples": 1}
+    numbers = [row["seconds"], *row["examples"].values(), kill.get("seconds"), kill.get("examples")]
+    return (
+        all(isinstance(word, str) for word in [*words, *row["errors"].values()])
+        and all(type(number) in (int, float) and 0 <= number < 1e300 for number in numbers)
+        and (first is None or isinstance(first, dict))
+        and isinstance(row.get("timed_out", False), bool)
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _matching(word: str, wanted: Mapping[str, bool]) -> dict[str, bool]:
