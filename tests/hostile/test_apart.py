@@ -17,6 +17,7 @@ from veriformer.cli.processes import asking
 from veriformer.cli.processes.apart import Apart, Call, Ended
 from veriformer.cli.processes.asking import Pool
 from veriformer.cli.processes.limits import Limits
+from veriformer.cli.sweep import _targets
 from veriformer.properties.adapters import spawned
 
 SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": (), "call_seconds": 5.0, "named": ()}
@@ -164,6 +165,18 @@ def test_a_mutant_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "for starting more than 12 others at a time" in told["SC07"]
     assert "SystemExit: 0" in told["SC02"]
     assert told["SC02-model"]
+
+
+def test_a_library_that_is_named_with_a_colon_is_the_library() -> None:
+    class Way:
+        def run(self, calls: dict[str, Call], err: object) -> list[Ended]:
+            row = {"names": ["a", "b"], "versions": {"torch": "2"}, "error": ""}
+            return [Ended(name, row, None, None) for name in calls]
+
+    way: Any = Way()
+    for words in (("torch:",), ("torch",), ("torch", "torch:"), ("torch:", "torch:a")):
+        assert _targets(words, way, way) == (["torch:a", "torch:b"], {"torch": "2"}), words
+    assert _targets(("torch:b",), way, way) == (["torch:b"], {"torch": "2"})
 
 
 @pytest.fixture
