@@ -1,9 +1,12 @@
 """How long `check` takes on torch.nn by profile, after import, and how much of it inside the subject.
 
     python benchmarks/check_speed.py [--profiles quick standard] [--against CHECKOUT] > table.md
+    python benchmarks/check_speed.py --start
 
 One process, one torch thread. With `--against`, another checkout of this project is measured in turns with this one,
 and the ratio of the two is told: seconds are of the machine and of its load, ratios of one run are comparable.
+With `--start`, what a process of its own costs a subject of `veriformer check`: seconds until it is loaded there,
+beside those in a process that is there already. It fails where that is more than it may be.
 """
 
 from __future__ import annotations
@@ -40,6 +43,51 @@ for name in names:
         print(json.dumps([subject.name, profile, part.applicable, seconds, used, inside / seconds]), flush=True)
 """
 
+MOST = 0.3
+"""Seconds by which a subject may start later for having processes of its own."""
+
+START = """
+import json, sys, time
+from pathlib import Path
+from veriformer.cli.processes.asking import Pool
+
+FILE = "import torch\\nfrom veriformer.properties import Subject\\n" \\
+       "mine = Subject(kind='softmax', forward=lambda m, x, dim: torch.softmax(x, dim))\\n"
+
+def seconds(home, target):
+    started = time.perf_counter()
+    pool.ask("load", home=home, target=target)
+    return time.perf_counter() - started
+
+if __name__ == "__main__":
+    settings = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
+    with Pool(1, settings, 8.0) as pool:
+        for n in range(-1, int(sys.argv[1])):
+            for how in ("own", "shared"):
+                Path(f"{how}_{n}.py").write_text(FILE)
+                taken = seconds(f"{how}_{n}" if how == "own" else how, f"{how}_{n}.py:mine")
+                if n >= 0:  # the first of each starts the template, and the process that is shared
+                    print(json.dumps([how, taken]), flush=True)
+"""
+
+
+def start(times: int) -> float:
+    """Return by how many seconds a subject is loaded later in a process of its own, the fastest of so many."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "veriformer").symlink_to(HERE)
+        (Path(folder) / "start.py").write_text(START)
+        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "start.py", str(times)]
+        printed = subprocess.run(
+            command, env=environment, cwd=folder, check=True, capture_output=True, text=True
+        ).stdout
+    rows = pd.DataFrame([json.loads(line) for line in printed.splitlines()], columns=["process", "seconds"])
+    least = rows.groupby("process")["seconds"].min()  # of a machine with nothing else to do
+    later = float(least["own"] - least["shared"])
+    print(f"loaded in a process of its own: {least['own']:.3f} s, in one that is there: {least['shared']:.3f} s; "
+          f"later by {later:.3f} s, of {MOST} s that it may be; the fastest of {times}")  # fmt: skip
+    return later
+
 
 def measure(checkout: Path, profiles: list[str]) -> dict[tuple[str, str], list[float]]:
     """Judge the shipped subjects by the code of a checkout, in a process of its own.
@@ -69,7 +117,10 @@ def main() -> None:
     parser.add_argument("--profiles", nargs="+", default=["quick", "standard"])
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--start", action="store_true", help="measure what a process of its own costs, alone")
     given = parser.parse_args()
+    if given.start:
+        sys.exit(int(start(10 * given.runs) > MOST))
     if given.against and not (given.against / "properties").is_dir():
         parser.error(f"--against was {given.against}, which is no checkout of this project; give the folder of one")
     checkouts = {"": HERE} | ({"before": given.against.resolve()} if given.against else {})

@@ -19,6 +19,7 @@ from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.processes.judged_store import JudgedStore, fingerprint
 from veriformer.cli.speaking import Unwritten, say, screen
 from veriformer.properties.bench.profiles import PROFILES
+from veriformer.properties.results.records import TIMEOUT
 from veriformer.reports.formats import stable as without_changing
 from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
 from veriformer.reports.readable import cleaned
@@ -55,7 +56,8 @@ def mutants(
 ) -> int:
     """Judge every broken model of the fault zoo by every property, and table who notices what.
 
-    Exit status: 0 every mutant is killed, 1 one survives that is not known to be equivalent, 3 usage.
+    Exit status: 0 every mutant is killed, 1 one survives that is not known to be equivalent, 2 one took longer than
+    --mutant-seconds and is not judged, 3 usage.
     """
     from veriformer import properties, reference
     from veriformer.tests import mutants as zoo
@@ -92,6 +94,9 @@ def mutants(
                 why = ended.why or f"{NO_ANSWER} while it was judged"
                 is_row = ended.row is not None and _is_whole(ended.row)
                 rows[name] = cleaned(ended.row if is_row else _row(name, chosen[name], mutant_seconds, why))
+                if ended.lost is not None and ended.lost.outcome == TIMEOUT:
+                    rows[name]["timed_out"] = True  # it is judged anew by the next run, which may give it longer
+                    continue
                 with unwritten.attempt(f"the row of {name}", asked=False):
                     store.append(name, rows[name])
     except KeyboardInterrupt:
@@ -105,19 +110,33 @@ def mutants(
         say(markdown(matrix))
     else:
         print_matrix(screen(), matrix)
-    return 130 if interrupted else int(bool(matrix["survivors"]))
+    return 130 if interrupted else status_of(matrix)
+
+
+def status_of(matrix: Mapping[str, Any]) -> int:
+    """Return 1 when a mutant survives, 2 when none does but one was not judged to its end, else 0."""
+    return 1 if matrix["survivors"] else 2 if matrix["timed_out"] else 0
 
 
 def _is_whole(row: object) -> bool:
     """Whether a stored row is one that judging a mutant gives; any other counts as not judged."""
-    usual = _row("", False, 0.0, "")
-    kinds = {name: type(value) for name, value in usual.items() if value is not None}
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
+    if not isinstance(row, dict) or not {*_row("", False, 0.0, "")} <= {*row}:
         return False
-    first = row.get("first_kill")
-    words = [*row["killed_by"], *row["errors"].values(), row.get("citation") or "", row.get("located") or ""]
-    return all(isinstance(word, str) for word in words) and (
-        first is None or (isinstance(first, dict) and {"seconds", "examples"} <= {*first})
+    first, words = row["first_kill"], [row["id"], row["origin"], row["title"]]
+    words += [row.get(name) or "" for name in ("bug", "citation", "located", "equivalent")]
+    for name in ("killed_by", "expected", "blocked"):
+        if not isinstance(several := row.get(name, []), list):
+            return False
+        words += several
+    if not isinstance(row["errors"], dict) or not isinstance(row["examples"], dict):
+        return False
+    kill = first if isinstance(first, dict) else {"seconds": 0, "examples": 1}
+    numbers = [row["seconds"], *row["examples"].values(), kill.get("seconds"), kill.get("examples")]
+    return (
+        all(isinstance(word, str) for word in [*words, *row["errors"].values()])
+        and all(type(number) in (int, float) and 0 <= number < 1e300 for number in numbers)
+        and (first is None or isinstance(first, dict))
+        and isinstance(row.get("timed_out", False), bool)
     )
 
 

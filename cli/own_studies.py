@@ -18,6 +18,7 @@ from veriformer.ablations.trials.own import LOADED, Loaded, Place, Source
 from veriformer.ablations.trials.trial import Trial
 from veriformer.cli.own_sources import changed, source_of
 from veriformer.cli.processes.aside import printed_aside
+from veriformer.properties.adapters.spawned import announce
 from veriformer.properties.adapters.target import FILE, Target, TargetError
 from veriformer.properties.targets import at_home, named_by
 
@@ -56,6 +57,7 @@ def train(trials: Sequence[Trial]) -> dict[str, Any]:
     own = trials[0].own
     if own is None:
         return train_job(trials)
+    announce()
     with printed_aside(named(trials[0])), _heard_when_it_ends():
         return _train_own(trials, own)
 

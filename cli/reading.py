@@ -32,7 +32,7 @@ def one_sentence(path: Path, form: str = "") -> Iterator[None]:
         raise RecordError(
             f"{problem.filename or path}: {problem.strerror or problem}; name another file or folder"
         ) from None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         told = f"{type(problem).__name__}: {shown(problem.args[0] if problem.args else '')}"
         raise RecordError(
             f"{path} is no whole {form + ' ' * bool(form)}record ({told}); give a file that veriformer wrote"

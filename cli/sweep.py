@@ -190,8 +190,10 @@ def _is_whole(row: object) -> bool:
 def _targets(libraries: tuple[str, ...], way: Apart, err: Console) -> tuple[list[str], dict[str, str]]:
     """Return the targets that are meant, and the releases of their libraries; libraries are imported in processes."""
     from veriformer.properties.adapters.libraries import LIBRARIES
+    from veriformer.properties.adapters.target import Target
 
-    named = {word: _library_of(word) for word in libraries}
+    named = {str(Target.parse(word)): library for word in libraries if (library := _library_of(word))}
+    libraries = tuple(named)  # `torch:` is torch
     wanted = [w for w in libraries if w in LIBRARIES] if libraries else list(LIBRARIES)
     single = [w for w in libraries if w not in LIBRARIES]
     found: dict[str, list[str]] = {}

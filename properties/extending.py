@@ -28,8 +28,10 @@ from types import ModuleType
 from typing import Any
 
 from veriformer.properties.adapters.libraries import LIBRARIES, Library
+from veriformer.properties.adapters.places import Beside
 from veriformer.properties.adapters.plugins import Plugin, PluginError, installed
 from veriformer.properties.adapters.recognising import RECOGNISERS
+from veriformer.properties.adapters.shadows import shadow
 from veriformer.properties.bench.guards import is_its_own, told
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.catalogue import catalogue
@@ -110,7 +112,8 @@ def _load(plugin: Plugin) -> Loaded:
 def _imported(plugin: Plugin) -> ModuleType:
     try:
         if plugin.folder and plugin.folder not in sys.path:
-            sys.path.insert(0, plugin.folder)
+            sys.path.append(plugin.folder)
+            sys.meta_path.insert(0, Beside(plugin.folder))  # what Python itself calls so is left to Python
         return importlib.import_module(plugin.module)
     except ModuleNotFoundError as problem:
         if f"{plugin.module}.".startswith(f"{problem.name}."):
@@ -133,7 +136,10 @@ def _broken(plugin: Plugin, problem: BaseException) -> PluginError:
     frames = [f for f in traceback.extract_tb(problem.__traceback__)
               if "importlib" not in f.filename and not f.filename.startswith(ours)]  # fmt: skip
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return PluginError(f"the plug-in {plugin} cannot be imported: {told(problem)}{where}")
+    hidden = shadow(problem)
+    return PluginError(
+        f"the plug-in {plugin} cannot be imported: {told(problem)}{where}{f'; {hidden}' if hidden else ''}"
+    )
 
 
 def _not_there(own: Mapping[str, Property], known: Mapping[str, Property]) -> Iterator[str]:

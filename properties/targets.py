@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from veriformer.properties.adapters.contents import the_one_in
 from veriformer.properties.adapters.homes import Home, Surroundings, home_at, is_home
 from veriformer.properties.adapters.places import Place
+from veriformer.properties.adapters.shadows import shadow
 from veriformer.properties.adapters.target import FILE, LIBRARY, Target, TargetError
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ def _blame(problem: BaseException) -> str:
     ours = str(Path(__file__).parent.parent)
     frames = [f for f in frames if not f.filename.startswith((ours, "<"))]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{told(problem)}{where}{last_frames(problem)}"
+    hidden = shadow(problem)
+    return f"{told(problem)}{where}{f'; {hidden}' if hidden else ''}{last_frames(problem)}"
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
@@ -226,7 +228,9 @@ def _made(thing: Any, target: str, kind: str | None = None) -> list[Subject]:
         try:
             found.append(as_subject(one, kind=kind))
         except (TypeError, ValueError) as problem:
-            raise TargetError(f"{place}: {problem}{last_frames(problem)}") from problem
+            hidden = shadow(problem)
+            said = f"{place}: {problem}{f'; {hidden}' if hidden else ''}{last_frames(problem)}"
+            raise TargetError(said) from problem
     return found
 
 

@@ -34,10 +34,10 @@ def kill_matrix(
         seed: of the run.
 
     Returns:
-        `mutants` (the rows), `survivors`, `equivalent`, `idle` (properties that kill nothing), and counts.
+        `mutants` (the rows), `survivors`, `timed_out`, `equivalent`, `idle` (properties that kill nothing), and counts.
     """
     kills = Counter(i for row in rows for i in row["killed_by"])
-    survivors = [row["id"] for row in rows if not is_noticed(row)]
+    survivors = [row["id"] for row in rows if not is_noticed(row) and not is_timed_out(row)]
     proofs = {row["id"]: row["equivalent"] for row in rows if row.get("equivalent")}
     zoo = [row for row in rows if row["origin"] != "source"]
     first = [row["first_kill"]["seconds"] for row in rows if row["first_kill"]]
@@ -48,6 +48,7 @@ def kill_matrix(
         "seed": seed,
         "mutants": list(rows),
         "survivors": [i for i in survivors if i not in proofs],
+        "timed_out": [row["id"] for row in rows if is_timed_out(row)],
         "equivalent": {i: proof for i, proof in proofs.items() if i in survivors},
         "unexpected": {
             row["id"]: missing
@@ -67,7 +68,12 @@ def kill_matrix(
 
 def is_noticed(row: Mapping[str, Any]) -> bool:
     """Whether a mutant was killed by a property, or broke down (raised, hung) where a right model works."""
-    return bool(row["killed_by"] or row["errors"])
+    return bool(row["killed_by"] or row["errors"]) and not is_timed_out(row)
+
+
+def is_timed_out(row: Mapping[str, Any]) -> bool:
+    """Whether the judgement of a mutant was stopped at its limit of time: nothing is known of it."""
+    return bool(row.get("timed_out"))
 
 
 def summary(matrix: Mapping[str, Any]) -> list[str]:
@@ -76,8 +82,10 @@ def summary(matrix: Mapping[str, Any]) -> list[str]:
     groups = Counter(row["origin"] for row in rows)
     dead = Counter(row["origin"] for row in rows if is_noticed(row))
     told = [f"{dead[origin]} of {groups[origin]} {_ORIGINS.get(origin, origin)} are noticed" for origin in groups]
-    broken = sum(not row["killed_by"] and bool(row["errors"]) for row in rows)
+    broken = sum(not row["killed_by"] and is_noticed(row) for row in rows)
     lines = ["; ".join(told) + (f" ({broken} of them by raising or hanging alone)" if broken else "") + "."]
+    if matrix["timed_out"]:
+        lines.append(f"Timed out, not judged: {', '.join(matrix['timed_out'])}; --mutant-seconds gives them longer.")
     located = matrix["located"]
     total = sum(located.values())
     if total:
@@ -102,14 +110,15 @@ _ORIGINS = {
     "documented": "forms of documented defects",
     "systematic": "other faults written by hand",
     "source": "changes to the reference's source",
+    "zoo": "others, whose process gave no answer,",
 }
 
 
 def print_matrix(console: Console, matrix: Mapping[str, Any], most: int = 6) -> None:
     """Print a line a mutant and what follows from them."""
     for row in matrix["mutants"]:
-        line = Text("✓ " if is_noticed(row) else ("= " if row.get("equivalent") else "✗ "),
-                    style="green" if is_noticed(row) else "dim" if row.get("equivalent") else "bold red")  # fmt: skip
+        mark, style = _mark(row)
+        line = Text(f"{mark} ", style=style)
         line.append(row["id"], style="bold").append(f"  {row['title']}\n", style="default")
         line.append(f"    {_told(row, most)}", style="dim")
         console.print(line)
@@ -123,8 +132,19 @@ def print_matrix(console: Console, matrix: Mapping[str, Any], most: int = 6) -> 
         console.print(line_of)
 
 
+def _mark(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the sign of a row and its style."""
+    if is_noticed(row):
+        return "✓", "green"
+    if is_timed_out(row):
+        return "-", "bold yellow"
+    return ("=", "dim") if row.get("equivalent") else ("✗", "bold red")
+
+
 def _told(row: Mapping[str, Any], most: int) -> str:
     killers = row["killed_by"]
+    if is_timed_out(row):
+        return f"timed out, not judged: {'; '.join(row['errors'].values())}"
     if killers:
         more = f" and {len(killers) - most} more" if len(killers) > most else ""
         told = f"killed by {', '.join(killers[:most])}{more}"
@@ -143,6 +163,8 @@ def markdown(matrix: Mapping[str, Any]) -> str:
     lines = ["# Kill matrix", "", *summary(matrix), ""]
     if matrix["survivors"]:
         lines += ["**Survivors:** " + ", ".join(matrix["survivors"]), ""]
+    if matrix["timed_out"]:
+        lines += ["**Timed out, not judged:** " + ", ".join(matrix["timed_out"]), ""]
     zoo = [row for row in matrix["mutants"] if row["origin"] != "source"]
     if zoo:
         lines += ["## The zoo", "", _zoo_table(zoo), ""]
@@ -159,10 +181,8 @@ def _zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
     table = [
         {
             "mutant": row["id"],
-            "what is broken": row["title"] + (f" ({row['citation']})" if row["citation"] else ""),
-            "killed by": ", ".join(row["killed_by"])
-            or "; ".join(map(in_markdown, row["errors"].values()))
-            or "**survives**",
+            "what is broken": row["title"] + (f" ({row['citation']})" if row.get("citation") else ""),
+            "killed by": _fate(row),
             "examples": row["first_kill"]["examples"] if row["first_kill"] else "",
             "s to first": f"{row['first_kill']['seconds']:.2f}" if row["first_kill"] else "",
             "cause": row.get("located", ""),
@@ -172,19 +192,28 @@ def _zoo_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
 
 
+def _fate(row: Mapping[str, Any]) -> str:
+    """Return who noticed a mutant, or what became of it, as Markdown."""
+    if is_timed_out(row):
+        return "timed out, not judged"
+    return ", ".join(row["killed_by"]) or "; ".join(map(in_markdown, row["errors"].values())) or "**survives**"
+
+
 def _source_table(rows: Sequence[Mapping[str, Any]]) -> str:
     modules = sorted({row["id"].partition(".")[0] for row in rows})
     table = []
     for module in modules:
         own = [row for row in rows if row["id"].startswith(f"{module}.")]
+        marks = [_mark(row)[0] for row in own]
         table.append(
             {
                 "module": module,
                 "changes": len(own),
                 "killed by a property": sum(bool(row["killed_by"]) for row in own),
-                "raise or hang": sum(not row["killed_by"] and bool(row["errors"]) for row in own),
-                "equivalent": sum(not is_noticed(row) and bool(row["equivalent"]) for row in own),
-                "survive": sum(not is_noticed(row) and not row["equivalent"] for row in own),
+                "raise or hang": sum(not row["killed_by"] and is_noticed(row) for row in own),
+                "equivalent": sum(mark == "=" for mark in marks),
+                "survive": sum(mark == "✗" for mark in marks),
+                **({"timed out": late} if (late := sum(mark == "-" for mark in marks)) else {}),
             }
         )
     return tabulate(table, headers="keys", tablefmt="github")

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from veriformer.cli.processes.limits import Limits
 from veriformer.cli.processes.watching import end_below, excess
 from veriformer.cli.processes.wire import NoAnswerError, Wire
+from veriformer.clusters.copies import copied
 
 _DIES_WITH_PARENT, ADOPTS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
@@ -46,7 +47,7 @@ def nursed(work: Callable[[], None], keep: Sequence[HasFileno], guard: Guard) ->
         work()
         return
     _take_charge(keep)
-    child = os.fork()
+    child = copied()
     if not child:
         _let_go()
         work()
@@ -84,7 +85,7 @@ def nursed_each(
             work(wire, question)
             continue
         ours, theirs = socket.socketpair()
-        child = os.fork()
+        child = copied()
         if not child:
             _let_go()
             wire.close()

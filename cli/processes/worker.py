@@ -17,6 +17,7 @@ from veriformer.cli.processes.printed import Outlet, Printed
 from veriformer.cli.processes.template import template
 from veriformer.cli.processes.wire import NoAnswerError, Wire
 from veriformer.clusters.safe_path import safe_path
+from veriformer.properties.adapters.spawned import announce
 from veriformer.properties.results.clocks import CALLED, ENDED_FOR, OURS, SIZE, waited
 
 START = 120.0
@@ -38,6 +39,7 @@ def _begin(*arguments: Any) -> None:
     # them; the parent ends this one still
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method(None, force=True)  # as this system has it, not as this process was started
+    announce()
     from veriformer.cli.processes.answering import serve  # imports torch, which the asking side never does
 
     serve(*arguments)

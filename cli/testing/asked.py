@@ -103,4 +103,13 @@ def parameters(config: pytest.Config, targets: list[str]) -> tuple[dict[str, Any
             'path/file.py:attribute, or write subjects = ["path/file.py:attribute"] in [tool.veriformer]'
         ) from None
     except click.UsageError as problem:
-        raise pytest.UsageError(problem.format_message().replace("'--", "'--veriformer-")) from None
+        raise pytest.UsageError(in_pytests_words(problem.format_message())) from None
+
+
+def in_pytests_words(told: str) -> str:
+    """Return a sentence of the command's with the names that its options have in pytest.
+
+    >>> in_pytests_words("leave --device out; --prune removes such entries")
+    'leave --veriformer-device out; --prune removes such entries'
+    """
+    return re.sub(rf"(?<![\w-])--(?=(?:{'|'.join(OPTIONS)})\b)", "--veriformer-", told)

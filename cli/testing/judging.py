@@ -18,6 +18,7 @@ from veriformer.cli.processes.wire import NoAnswerError
 from veriformer.cli.recorded import write_cases
 from veriformer.cli.running import Run, limit_on, named, unloaded
 from veriformer.cli.saying import said
+from veriformer.cli.testing.asked import in_pytests_words
 from veriformer.properties.known.deviations import Deviations, DeviationsError, apply_deviations, read_deviations
 from veriformer.properties.results.records import FAIL, LOADS, Result, SubjectReport
 from veriformer.reports.printed import KEPT
@@ -71,7 +72,7 @@ class Judging:
             known.must_name(chosen["catalogue"])
             known.must_speak_of([*named(loaded)])
         except (RefusedError, DeviationsError) as problem:
-            raise pytest.UsageError(readable(str(problem))) from None
+            raise pytest.UsageError(readable(in_pytests_words(str(problem)))) from None
         return {
             "properties": properties, "size": len(chosen["catalogue"]), "versions": versions,
             "subjects": [{**s, "rows": self._applicable(s, properties)} for one in loaded for s in one.subjects],

@@ -118,6 +118,8 @@ def _insist_on_weights(folder: Path) -> None:
             shards = _read_object(index, folder).get("weight_map")
             if not isinstance(shards, dict) or not shards:
                 raise TargetError(f"{index} lists no shards: weight_map is missing or empty")
+            if away := sorted(s for s in map(str, shards.values()) if not s or s != Path(s).name):
+                raise TargetError(f"{index} lists {_listed(away[:1])}; a shard must lie in the folder itself")
             if missing := sorted(s for s in set(map(str, shards.values())) if not (folder / s).is_file()):
                 raise TargetError(
                     f"{folder} lacks {len(missing)} of the {len(set(shards.values()))} shards that {index.name} lists: "
@@ -134,6 +136,7 @@ def _read_object(path: Path, folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         wrong = "is a file" if folder.exists() else "does not exist"
         raise TargetError(f"{str(folder)!r} {wrong}; hf:PATH takes the folder of a checkpoint", is_usage=True)
+    _insist_on_files(folder)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -142,11 +145,20 @@ def _read_object(path: Path, folder: Path) -> dict[str, Any]:
             "save_pretrained writes it",
             is_usage=True,
         ) from None
+    except RecursionError:
+        raise TargetError(f"{path} cannot be read: it nests its data too deeply") from None
     except (OSError, ValueError) as problem:
         raise TargetError(f"{path} cannot be read: {type(problem).__name__}: {problem}") from None
     if not isinstance(found, dict):
         raise TargetError(f"{path} holds a {type(found).__name__}, where a JSON object is required")
     return found
+
+
+def _insist_on_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO or a device in it: the library opens files of many names, and would wait for one."""
+    for path in folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TargetError(f"{path} is neither a file nor a folder; take it away")
 
 
 def _own_code(config: Mapping[str, Any]) -> list[str]:

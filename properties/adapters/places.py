@@ -116,9 +116,10 @@ def location(module: object) -> str:
 
 def is_of_a_library(module: object) -> bool:
     """Whether a module belongs to Python or to what is installed beside it, rather than to a user."""
-    return _lies_in_a_library(location(module))
+    return lies_in_a_library(location(module))
 
 
 @functools.cache  # every property that is judged asks it of hundreds of modules
-def _lies_in_a_library(file: str) -> bool:
+def lies_in_a_library(file: str) -> bool:
+    """Whether a file lies where Python, or what is installed beside it, lies."""
     return not file or any(part in file for part in PACKAGES) or str(Path(file).resolve()).startswith(_INSTALLED)

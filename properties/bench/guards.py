@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veriformer.properties.adapters.shadows import shadow
 from veriformer.properties.bench.isolation import kept_flags
 from veriformer.properties.results.clocks import PULSE, counted
 
@@ -88,6 +89,8 @@ def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         if not is_its_own(problem):
             raise
         said = f"the subject raised {told(problem)} ({_describe(args, kwargs)}){last_frames(problem, '; ')}"
+        if hidden := shadow(problem):
+            said += f"; {hidden}"
         raise SubjectError(said) from problem
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from veriformer.properties.anatomy.describing import Part
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, told, whose_fault
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames, told, whose_fault
 from veriformer.properties.bench.isolation import is_lost, isolated
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
@@ -232,10 +232,13 @@ class Judge:
                     guessed = {k: v for k, v in self.subject.guesses.items() if self.subject.fact(k) is None}
                     self._seen.facts.update({k: v for k, v in guessed.items() if k not in self._seen.facts})
                     self._bench.subject = self._bench.subject.with_facts(**self._seen.facts)
-            except (SubjectError, ValueError) as problem:
+            except SubjectError as problem:
                 self._preflight = Preflight(error=str(problem))
             except Exception as problem:  # a module that was never initialised breaks wherever it is looked at
                 fault = whose_fault(problem)
+                if isinstance(problem, ValueError) and not last_frames(problem):  # of ours, in words for the user
+                    self._preflight = Preflight(error=str(problem))
+                    return self._preflight
                 where = f" ({fault})" if fault else ""
                 self._preflight = Preflight(error=f"looking at the subject raised {told(problem)}{where}")
         return self._preflight

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames
 from veriformer.properties.bench.measured import given_dtype
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
@@ -54,7 +54,11 @@ def preflight(bench: Workbench) -> Preflight:
         return Preflight(broken=broken)
     except SubjectTimeoutError as problem:
         return Preflight(error=str(problem), timed_out=True)
-    except (SubjectError, ValueError) as problem:
+    except SubjectError as problem:
+        return Preflight(error=str(problem))
+    except ValueError as problem:
+        if last_frames(problem):  # an output of a type of the user's own may raise wherever it is looked at
+            raise
         return Preflight(error=str(problem))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from veriformer.cli.mutants import status_of
 from veriformer.reports.kill_matrix import kill_matrix, markdown, summary
 from veriformer.tests.mutants.source import all_source_mutants, equivalents
 
@@ -68,9 +69,32 @@ def test_what_survives_is_told_unless_it_is_proven_equivalent() -> None:
 
 
 def test_a_mutant_that_hangs_costs_its_own_row(veriformer: Run) -> None:
-    done = veriformer("mutants", "--only", "SC01", "--format", "json", "--mutant-seconds", "0.01", status=0)
-    (row,) = json.loads(done.stdout)["mutants"]
+    hurried = ("mutants", "--only", "SC01", "--mutant-seconds", "0.01")
+    matrix = json.loads(veriformer(*hurried, "--format", "json", status=2).stdout)
+    (row,) = matrix["mutants"]
     assert row["errors"] == {"process": "the subject did not come back within 0.01 s and was stopped"}
+    assert (matrix["timed_out"], matrix["survivors"]) == (["SC01"], [])
+    told = veriformer(*hurried, status=2).stdout  # it was not stored as judged
+    assert "0 of 1 others, whose process gave no answer, are noticed" in told
+    assert "- SC01" in told
+    assert "timed out, not judged: the subject did not come back within 0.01 s" in told
+    assert "Timed out, not judged: SC01; --mutant-seconds gives them longer." in told
+    shown = markdown(matrix)
+    assert "**Timed out, not judged:** SC01" in shown
+    assert "survives" not in shown
+
+
+def test_of_what_timed_out_nothing_is_said() -> None:
+    late = {"errors": {"process": "it was stopped"}, "timed_out": True}
+    rows = [_row("m.a", **late), _row("m.b", **late, equivalent="so"), _row("m.c", errors={"x": "raised"})]
+    matrix = kill_matrix(rows, [], whole=True, profile="quick", seed=0)
+    assert matrix["survivors"] == []
+    assert matrix["equivalent"] == {}
+    assert status_of(matrix) == 2
+    assert "1 of 3 changes to the reference's source are noticed (1 of them by raising" in summary(matrix)[0]
+    assert "timed out" in markdown(matrix)
+    assert status_of(kill_matrix([*rows, _row("m.d")], [], whole=True, profile="quick", seed=0)) == 1
+    assert status_of(kill_matrix(rows[2:], [], whole=True, profile="quick", seed=0)) == 0
 
 
 def test_source_mutants_are_programs_that_differ_from_the_reference() -> None:

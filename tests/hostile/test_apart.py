@@ -17,6 +17,8 @@ from veriformer.cli.processes import asking
 from veriformer.cli.processes.apart import Apart, Call, Ended
 from veriformer.cli.processes.asking import Pool
 from veriformer.cli.processes.limits import Limits
+from veriformer.cli.sweep import _targets
+from veriformer.properties.adapters import spawned
 
 SETTINGS = {"profile": "quick", "seed": 0, "device": "cpu", "dtypes": (), "call_seconds": 5.0, "named": ()}
 LIBRARY = """
@@ -151,8 +153,9 @@ def test_a_mutant_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ids = ("SC01", "SC04", "SC05", "SC07", "SC02", "SC02-model", "SC02-module")
     only = [word for name in ids for word in ("--only", name)]
     done = run("mutants", *only, "-n", "1", "--mutant-seconds", "4", "--format", "json", "--stable")
-    assert done.status == 0, "what breaks down is noticed"
+    assert done.status == 2, "what breaks down is noticed, what was stopped at its limit is not judged"
     assert "Traceback" not in done.err
+    assert json.loads(done.out)["timed_out"] == ["SC05"]
     rows = {row["id"]: row for row in json.loads(done.out)["mutants"]}
     told = {name: row["errors"].get("process", "") for name, row in rows.items()}
     assert told["SC01"] == told["SC02-module"] == ""
@@ -162,6 +165,18 @@ def test_a_mutant_costs_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "for starting more than 12 others at a time" in told["SC07"]
     assert "SystemExit: 0" in told["SC02"]
     assert told["SC02-model"]
+
+
+def test_a_library_that_is_named_with_a_colon_is_the_library() -> None:
+    class Way:
+        def run(self, calls: dict[str, Call], err: object) -> list[Ended]:
+            row = {"names": ["a", "b"], "versions": {"torch": "2"}, "error": ""}
+            return [Ended(name, row, None, None) for name in calls]
+
+    way: Any = Way()
+    for words in (("torch:",), ("torch",), ("torch", "torch:"), ("torch:", "torch:a")):
+        assert _targets(words, way, way) == (["torch:a", "torch:b"], {"torch": "2"}), words
+    assert _targets(("torch:b",), way, way) == (["torch:b"], {"torch": "2"})
 
 
 @pytest.fixture
@@ -174,9 +189,10 @@ def test_each_call_has_a_copy_of_its_own_and_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
     (tmp_path / "counted_calls.py").write_text(
-        "import os\nimported, calls = os.getpid(), []\n"
+        "import os, sys\nimported, calls = os.getpid(), []\n"
         "def call(n):\n    calls.append(n)\n    print('call', n)\n"
-        "    return {'calls': calls, 'imported': imported, 'own': os.getpid()}\n"
+        "    main = sys.modules['__main__'].__spec__\n"
+        "    return {'calls': calls, 'imported': imported, 'own': os.getpid(), 'main': main and main.name}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     from rich.console import Console
@@ -186,5 +202,6 @@ def test_each_call_has_a_copy_of_its_own_and_what_it_prints(
     rows = [ended[f"{n}"].row or {} for n in range(3)]
     assert [row["calls"] for row in rows] == [[0], [1], [2]]
     assert len({row["imported"] for row in rows}) == 1
+    assert rows[0]["main"] == spawned.__name__, "what a subject starts afresh finds the subject's file"
     assert len({row["own"] for row in rows}) == 3
     assert [ended[f"{n}"].printed for n in range(3)] == [{"size": 7, "text": f"call {n}\n"} for n in range(3)]

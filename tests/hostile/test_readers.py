@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hostile.running import CONTROLS, run
-from hostile.samples import ABLATION, BYTES, CASE, REPORT, damaged, soiled
+from hostile.samples import ABLATION, BYTES, CASE, FAILS, REPORT, damaged, soiled
 
 READERS = (("report",), ("compare",), ("replay",))
 
@@ -95,6 +95,26 @@ def test_what_an_ablation_holds_is_shown_as_words() -> None:
         text = Path("out", name).read_text(encoding="utf-8")
         assert not CONTROLS.search(text)
         assert name.endswith(("tex", "csv")) or ("<script>alert" not in text and "<img" not in text)
+
+
+@pytest.mark.parametrize(
+    "reach", [[1, "5"], ["a", 5], [], [1], [1, 2, 3], [True, 2], [None, None], [1.5, 2], "12"], ids=str
+)
+def test_a_reach_is_two_numbers_or_words(reach: object) -> None:
+    (subject,) = REPORT["subjects"]
+    Path("a.json").write_text(json.dumps(REPORT))
+    for place in ({**subject, "reach": {"T": reach}}, {**subject, "results": [{**FAILS, "reach": {"T": reach}}]}):
+        Path("sent.json").write_text(json.dumps({**REPORT, "subjects": [place]}))
+        assert run("compare", "a.json", "sent.json", "--format", "html").insist().status == 3
+        assert run("report", "sent.json").insist().status == 3
+
+
+@pytest.mark.parametrize("trials", ["", "none", [], None, 3, {"finished": []}], ids=str)
+def test_what_a_page_needs_and_has_not_ends_in_a_sentence(trials: object) -> None:
+    Path("sent.json").write_text(json.dumps({**ABLATION, "trials": trials}))
+    done = run("report", "sent.json", "--out", "out").insist()
+    assert done.status == 3
+    assert "is no whole veriformer-ablation/1 record" in done.sentence
 
 
 def test_no_name_in_a_record_leads_out_of_the_folder() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hostile.running import run
 from hostile.samples import NASTY, damaged, store
@@ -198,3 +200,32 @@ def test_a_row_of_another_form_counts_as_not_judged(row: object) -> None:
 
     assert not sweep._is_whole(row)
     assert not mutants._is_whole(row)
+
+
+ROW: dict[str, Any] = {
+    "id": "SC01", "origin": "documented", "bug": "b", "title": "t", "citation": "c", "preconditions": "",
+    "located": "right", "expected": ["a.b"], "killed_by": ["a.b"], "blocked": ["c.d"], "errors": {"e.f": "why"},
+    "examples": {"a.b": 3}, "seconds": 1.0,
+    "first_kill": {"property": "a.b", "subject": "s", "outcome": "FAIL", "seconds": 0.1, "examples": 3},
+    "causes": {"a.b": "the scale"}, "headlines": {"a.b": "they differ"}, "equivalent": "so", "timed_out": True,
+}  # fmt: skip
+CHANGES = (None, 7, True, -1.5, 10**400, "", NASTY, [], [None], [[]], ["x"], {}, {"": []}, {"a": {"b": 1}}, "FAIL")
+
+
+def test_no_damage_to_a_row_of_the_kill_matrix_gets_further() -> None:
+    from veriformer.cli import mutants
+    from veriformer.reports.kill_matrix import kill_matrix, markdown, print_matrix
+
+    taken = 0
+    for origin in ("documented", "source"):
+        for late in (True, False):
+            for row in damaged({**ROW, "origin": origin, "timed_out": late}, CHANGES):
+                if not mutants._is_whole(row):
+                    continue
+                taken += 1
+                matrix = kill_matrix([row], [{"id": "a.b"}], whole=True, profile="quick", seed=0)
+                markdown(matrix)
+                print_matrix(Console(file=io.StringIO()), matrix)
+                json.dumps(matrix)
+                assert mutants.status_of(matrix) in (0, 1, 2)
+    assert taken > 100

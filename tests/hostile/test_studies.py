@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from veriformer.ablations.training.own.blame import OwnCodeError, doing
+from veriformer.ablations.trials import own_process
 from veriformer.ablations.trials.own_process import asked_apart
 from veriformer.ablations.trials.trial import Trial
 from veriformer.cli import own_studies
 from veriformer.cli.processes.aside import printed_aside
+from veriformer.clusters.copies import copied
 from veriformer.reports.readable import cleaned
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -28,7 +34,7 @@ HARMS: dict[str, Callable[[], object]] = {
     "raises": lambda: _raise(GeneratorExit()),
     "interrupts": lambda: _raise(KeyboardInterrupt()),
     "kills its group": lambda: os.kill(0, signal.SIGKILL),
-    "comes back twice": lambda: os.fork() and os._exit(0),
+    "comes back twice": lambda: copied() and os._exit(0),
     "gives no data": lambda: object(),
     "closes everything": lambda: os.closerange(0, 200),
 }
@@ -47,6 +53,50 @@ def test_what_is_asked_apart_has_an_answer_whatever_the_code_does(harm: str, cap
 def test_what_is_answered_comes_back() -> None:
     assert asked_apart(lambda: {"flops": 3}, {"flops": 0}) == {"flops": 3}
     assert asked_apart(lambda: "x" * 10**6, "") == "x" * 10**6
+
+
+@pytest.mark.parametrize("how", ["warns", "raises"])
+def test_a_hook_at_a_fork_reaches_nobody(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    is_set = [True]
+
+    def hook() -> None:
+        if is_set:
+            if how == "raises":
+                raise ValueError("no copies of me")
+            warnings.warn("os.fork() was called, and this is multithreaded", RuntimeWarning, stacklevel=2)
+
+    os.register_at_fork(before=hook, after_in_parent=hook, after_in_child=hook)  # for as long as the process lives
+    try:
+        assert asked_apart(lambda: 3, 0) == 3
+    finally:
+        is_set.clear()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_every_copy_is_made_in_one_place() -> None:
+    root = Path(own_process.__file__).parents[2]
+    folders = ("ablations", "claims", "cli", "clusters", "properties", "reference", "reports")
+    files = [file for folder in folders for file in (root / folder).rglob("*.py")]
+    assert [file.name for file in files if "os.fork" in file.read_text("utf-8")] == ["copies.py"]
+
+
+def test_a_copy_that_waits_for_a_thread_that_it_has_not_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_process, "STILL", 0.5)
+    held, may_end = threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        with held:
+            may_end.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    while not held.locked():
+        time.sleep(0.01)
+    try:
+        assert asked_apart(held.acquire, "lost") == "lost"  # nobody releases it there
+    finally:
+        may_end.set()
+        holder.join()
 
 
 def test_what_a_study_prints_stands_on_standard_error_as_words(capfd: pytest.CaptureFixture[str]) -> None:
@@ -78,10 +128,10 @@ def test_whatever_is_raised_costs_the_trial(problem: BaseException) -> None:
 def test_a_study_that_ends_its_worker_is_noticed() -> None:
     usual = os._exit
     for status, seen in ((0, 70), (3, 3)):
-        child = os.fork()
+        child = copied()
         if not child:
             with own_studies._heard_when_it_ends():
-                if not (inner := os.fork()):
+                if not (inner := copied()):
                     os._exit(0)  # what it started ends as it wants
                 os._exit(status if os.waitpid(inner, 0)[1] == 0 else 99)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +179,22 @@ def test_code_in_a_pickle_is_not_run(broken: Callable[..., Path]) -> None:
     with pytest.raises(TargetError, match="cannot be loaded into GPT2LMHeadModel"):
         load(f"hf:{folder}")
     assert not Spy.seen
+
+
+def test_what_lies_elsewhere_or_is_no_file_is_not_opened(broken: Callable[..., Path]) -> None:
+    folder = broken("shards")
+    index = folder / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+    for away in ("../gpt2/model.safetensors", "/etc/passwd", "below/model.safetensors", ""):
+        index.write_text(json.dumps({**told, "weight_map": {**told["weight_map"], "lm_head.weight": away}}))
+        with pytest.raises(TargetError, match="a shard must lie in the folder itself"):
+            load(f"hf:{folder}")
+    (folder / "config.json").write_text("[" * 200_000)
+    with pytest.raises(TargetError, match=r"config\.json cannot be read: it nests its data too deeply"):
+        load(f"hf:{folder}")
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        with pytest.raises(TargetError, match=f"{name} is neither a file nor a folder; take it away"):
+            load(f"hf:{folder}")
+        (folder / name).unlink()
