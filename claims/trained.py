@@ -34,16 +34,18 @@ TUNING = range(QUICK_FIRST_SEED, QUICK_FIRST_SEED + QUICK_SEEDS)
 Records = list[dict[str, Any]]
 
 
-def seeds_of(quick: bool, number: int = SEEDS, few: int = QUICK_SEEDS) -> range:
+def seeds_of(quick: bool, number: int = SEEDS, few: int = QUICK_SEEDS, first: int | None = None) -> range:
     """Return the seeds that every statistical claim is tested on.
 
     Args:
         quick: whether few are asked for.
         number: of a thorough test.
         few: of a quick one.
+        first: of them, where a test is repeated on others than the usual.
     """
-    first, count = (QUICK_FIRST_SEED, few) if quick else (FIRST_SEED, number)
-    return range(first, first + count)
+    usual, count = (QUICK_FIRST_SEED, few) if quick else (FIRST_SEED, number)
+    start = usual if first is None else first
+    return range(start, start + count)
 
 
 @dataclass(frozen=True)
