@@ -81,7 +81,8 @@ class Evidence:
         """Return the trained rows of a study by (task, setting, variant); what is stored is not trained again."""
         from veriformer.claims.trained import trained
 
-        return trained(study, seeds=self.seeds() if seeds is None else seeds, folder=self.folder)
+        chosen = self.seeds() if seeds is None else seeds
+        return trained(study, seeds=chosen, folder=self.folder, together=self.quick)
 
     def _add(
         self,
