@@ -66,8 +66,8 @@ def short(see: Evidence, recipe: Recipe = SHORT, **fewer: Any) -> Recipe:
 
 
 def deep(see: Evidence, **fields: Any) -> Recipe:
-    """Return the recipe of six layers: 300 steps, or 250 of half the batch in a quick run; with `fields` exchanged."""
-    return replace(short(see, LONG, steps=250, warm_up=100, batch_size=16), **fields)
+    """Return the recipe of six layers: 300 steps, or 200 of half the batch in a quick run; with `fields` exchanged."""
+    return replace(short(see, LONG, steps=200, warm_up=60, batch_size=16), **fields)
 
 
 def with_and_without_warm_up(see: Evidence) -> dict[tuple[str, str, str], Row]:

@@ -41,7 +41,7 @@ def depth_or_width(see: Evidence) -> None:
     counts = [count_parameters(Config(architecture="decoder", vocab_size=11, **c)).total for c in (deep, wide)]
     for say in (see.written, see.corrected):
         say("parameters of the deep model over those of the wide one", counts[0] / counts[1], least=0.9, most=1.1)
-    recipe = Recipe(steps=120 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
+    recipe = Recipe(steps=100 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
     rows = see.trained(
         study(
             "depth-or-width",
@@ -74,7 +74,7 @@ def diminishing(see: Evidence) -> None:
         study(
             "depth",
             {"positions": "rotary", "d_model": 32, "num_heads": 4},
-            Recipe(steps=120 if see.quick else 400, learning_rate=2e-3, warm_up=40),
+            Recipe(steps=100 if see.quick else 400, learning_rate=2e-3, warm_up=40),
             variants,
             ("hops",),
         ),

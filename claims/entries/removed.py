@@ -193,7 +193,10 @@ def without_norm(see: Evidence) -> None:
     )
     recipe = Recipe(steps=300, learning_rate=3e-3)
     if see.quick:
-        recipe, there = deep(see, warm_up=0), with_and_without_warm_up(see)["precede", "pre 0.003", "without"]
+        recipe, there = (
+            deep(see, warm_up=0, steps=150),
+            with_and_without_warm_up(see)["precede", "pre 0.003", "without"],
+        )
         rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)))
         rows["precede", "", "LayerNorm"] = there
     else:

@@ -36,7 +36,7 @@ def wider_feed_forward(see: Evidence) -> None:
         study(
             "d_ff",
             narrow(see, DECODER),
-            short(see, Recipe(steps=300, learning_rate=3e-3, warm_up=40), steps=150),
+            short(see, Recipe(steps=300, learning_rate=3e-3, warm_up=40)),
             (Variant("4d"), twice),
             tasks,
         )
@@ -101,7 +101,7 @@ def entropy(see: Evidence) -> None:
         study(
             "entropy",
             {**narrow(see, SMALL), "num_layers": 4, "num_heads": 4},
-            short(see, Recipe(steps=300, learning_rate=2e-3, warm_up=30), steps=200),
+            short(see, Recipe(steps=300, learning_rate=2e-3, warm_up=30)),
             (Variant("pre-LN"),),
             ("precede",),
         )
