@@ -86,4 +86,5 @@ def with_and_without_warm_up(see: Evidence) -> dict[tuple[str, str, str], Row]:
         for rate in rates[place]
     )
     variants = (Variant("with"), Variant("without", recipe={"warm_up": 0}))
-    return see.trained(study("warm-up", narrow(see, DEEP), deep(see), variants, ("precede",), settings))
+    of_places = study("warm-up", narrow(see, DEEP), deep(see), variants, ("precede",), settings)
+    return see.trained(of_places, see.seeds(few=FEW))

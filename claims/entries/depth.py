@@ -41,7 +41,7 @@ def depth_or_width(see: Evidence) -> None:
     counts = [count_parameters(Config(architecture="decoder", vocab_size=11, **c)).total for c in (deep, wide)]
     for say in (see.written, see.corrected):
         say("parameters of the deep model over those of the wide one", counts[0] / counts[1], least=0.9, most=1.1)
-    recipe = Recipe(steps=100 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
+    recipe = Recipe(steps=60 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
     rows = see.trained(
         study(
             "depth-or-width",
@@ -74,7 +74,7 @@ def diminishing(see: Evidence) -> None:
         study(
             "depth",
             {"positions": "rotary", "d_model": 32, "num_heads": 4},
-            Recipe(steps=100 if see.quick else 400, learning_rate=2e-3, warm_up=40),
+            Recipe(steps=60 if see.quick else 400, learning_rate=2e-3, warm_up=40),
             variants,
             ("hops",),
         ),
@@ -165,7 +165,8 @@ def closing_norm(see: Evidence) -> None:
     variants = (Variant("with"), Variant("without", edits=("no closing norm",)))
     if see.quick:
         recipe, there = deep(see, learning_rate=1e-3), with_and_without_warm_up(see)["precede", "pre 0.001", "with"]
-        rows = see.trained(study("closing-norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)))
+        bare = study("closing-norm", narrow(see, DEEP), recipe, variants[1:], ("precede",))
+        rows = see.trained(bare, see.seeds(few=FEW))
         rows["precede", "", "with"] = there
     else:
         recipe = Recipe(steps=300, learning_rate=1e-3, warm_up=30)

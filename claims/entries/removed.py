@@ -10,6 +10,7 @@ from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
 from veriformer.claims.entries.bases import (
     DEEP,
+    FEW,
     NO_EFFECT,
     SHORT,
     SMALL,
@@ -160,7 +161,7 @@ def without_residual(see: Evidence) -> None:
     if see.quick:
         of_depths = replace(of_depths, skip=lambda task, setting, variant: (setting, variant) == ("N=6 0.003", "with"))
         there = {("precede", "N=6 0.003", "with"): with_and_without_warm_up(see)["precede", "pre 0.003", "with"]}
-    rows = see.trained(of_depths) | there
+    rows = see.trained(of_depths, see.seeds(few=FEW)) | there
     lost = {s.name: apart(rows["precede", s.name, "with"], rows["precede", s.name, "without"]) for s in settings}
     see.show("mean accuracy lost by depth and rate", {name: round(sum(ends) / 2, 4) for name, ends in lost.items()})
     see.written("accuracy lost without residual connections, N = 3, rate 1e-3", lost["N=3 0.001"], least=0.1)
@@ -197,7 +198,7 @@ def without_norm(see: Evidence) -> None:
             deep(see, warm_up=0, steps=150),
             with_and_without_warm_up(see)["precede", "pre 0.003", "without"],
         )
-        rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)))
+        rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)), see.seeds(few=FEW))
         rows["precede", "", "LayerNorm"] = there
     else:
         rows = see.trained(study("norm", DEEP, recipe, variants, ("precede",)))
