@@ -18,6 +18,7 @@ from typing import Any
 
 from veriformer.claims.running import judged_again
 from veriformer.reports.claims import number, seeds
+from veriformer.reports.readable import in_markdown
 
 GALLERY = Path(__file__).resolve().parent.parent / "reports" / "gallery" / "claims"
 PUBLISHED, REPEATED = GALLERY / "claims.json", GALLERY / "repeated.json"
@@ -49,17 +50,21 @@ def table(published: Rows, repeated: Rows) -> str:
         same += verdicts[0] == verdicts[1]
         decided += "undecided" not in verdicts
         turned += "undecided" not in verdicts and verdicts[0] != verdicts[1]
-        lines.append(f"| {n} | {before['statement']} | {verdicts[0]} | {verdicts[1]} | {_moved(before, after)} |")
+        cells = (before["statement"], *verdicts, _moved(before, after))
+        lines.append(f"| {n} | " + " | ".join(in_markdown(c) for c in cells) + " |")
     if not lines:
         raise ValueError("no claim that is drawn from seeds stands in it; run `veriformer claims ID --first-seed 9000`")
     numbers = [n for n in sorted(repeated) if repeated[n]["seeds"]]
     first = repeated[numbers[0]]["seeds"][0]
+    left = ", ".join(str(n) for n, row in sorted(published.items()) if row["seeds"] and n not in numbers) or "none"
     return "\n".join(
         [
             "# Verdicts on other seeds",
             "",
             f"{same} of {len(lines)} verdicts repeat on seeds from {first} on, which no limit, no study and no earlier "
-            f"run of the ledger used. Of the {decided} that are decided both times {turned or 'none'} turned. Made by",
+            f"run of the ledger used. Of the {decided} that are decided both times {turned or 'none'} turned. Claims "
+            f"were taken by what they cost, the cheapest first and those that the ledger leaves undecided before others, "
+            f"with no look at what came out. Drawn from seeds and not repeated, for their cost: {left}. Made by",
             "",
             "```console",
             f"$ veriformer claims {' '.join(map(str, numbers))} --first-seed {first} --out FOLDER",
@@ -84,7 +89,7 @@ def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
             told.append(f"{f['says']}: not in the ledger")
         elif old["holds"] != f["holds"]:
             told.append(f"{f['says']}: {number(old['low'], old['high'])}, {number(f['low'], f['high'])}")
-    return "; ".join(dict.fromkeys(told)).replace("|", r"\|")
+    return "; ".join(dict.fromkeys(told))
 
 
 def main() -> None:

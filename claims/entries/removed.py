@@ -112,7 +112,7 @@ def warm_up(see: Evidence) -> None:
 )  # fmt: skip
 def final_quality(see: Evidence) -> None:
     rates = (2e-3,) if see.quick else (1e-3, 2e-3, 4e-3)
-    recipe = short(see, Recipe(steps=300, warm_up=100, schedule="cosine", batch_size=16), steps=200, warm_up=60)
+    recipe = short(see, Recipe(steps=300, warm_up=100, schedule="cosine", batch_size=16), steps=120, warm_up=40)
     config = {**narrow(see, SMALL), "num_layers": 2 if see.quick else 4, "positions": "rotary"}
 
     def loss(record: dict[str, float]) -> float:
