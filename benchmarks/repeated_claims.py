@@ -63,8 +63,8 @@ def table(published: Rows, repeated: Rows) -> str:
             "",
             f"{same} of {len(lines)} verdicts repeat on seeds from {first} on, which no limit, no study and no earlier "
             f"run of the ledger used. Of the {decided} that are decided both times {turned or 'none'} turned. Claims "
-            f"were taken by what they cost, the cheapest first and those that the ledger leaves undecided before others, "
-            f"with no look at what came out. Drawn from seeds and not repeated, for their cost: {left}. Made by",
+            "were taken by what they cost, those that the ledger leaves undecided before others, and not by what came "
+            f"out. Drawn from seeds and not repeated, for want of time: {left}. Made by",
             "",
             "```console",
             f"$ veriformer claims {' '.join(map(str, numbers))} --first-seed {first} --out FOLDER",

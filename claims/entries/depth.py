@@ -103,10 +103,10 @@ def diminishing(see: Evidence) -> None:
 )  # fmt: skip
 def scaling(see: Evidence) -> None:
     samples = (320, 800, 2000, 5000)
-    config: dict[str, Any] = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "rotary"}
+    config = narrow(see, {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "rotary"})
     recipe = Recipe(learning_rate=3e-3, schedule="cosine", batch_size=16)
     variants = tuple(Variant(f"{n}", recipe={"steps": n // 16, "warm_up": n // 160}) for n in samples)
-    rows = see.trained(study("scaling", config, recipe, variants, ("source",)))
+    rows = see.trained(study("scaling", config, recipe, variants, ("source",)), see.seeds(few=FEW))
     floor = TASKS["source"].loss_floor
 
     def above(row: Row) -> float:
@@ -125,7 +125,8 @@ def scaling(see: Evidence) -> None:
             replace(recipe, steps=125, warm_up=12),
             tuple(Variant(f"{d}", config={"d_model": d}) for d in widths),
             ("source",),
-        )
+        ),
+        see.seeds(few=FEW),
     )
     counts = [
         count_parameters(Config(architecture="decoder", vocab_size=16, **{**config, "d_model": d})).total
