@@ -24,6 +24,7 @@ class Evidence:
     Attributes:
         quick: whether few seeds and small sizes are asked for.
         folder: where trained models' records are kept.
+        first_seed: of statistical findings; None: the usual.
         findings: so far.
         shown: numbers that belong to the claim and decide nothing: rows of a table, points of a curve.
         drawn: seeds that findings were measured on.
@@ -31,6 +32,7 @@ class Evidence:
 
     quick: bool = False
     folder: Path | None = None
+    first_seed: int | None = None
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
     drawn: set[int] = field(default_factory=set)
@@ -71,7 +73,7 @@ class Evidence:
         """Return the seeds that a statistical finding is measured on: `number` or the usual, `few` or the usual few."""
         from veriformer.claims.trained import QUICK_SEEDS, SEEDS, seeds_of
 
-        seeds = seeds_of(self.quick, number or SEEDS, few or QUICK_SEEDS)
+        seeds = seeds_of(self.quick, number or SEEDS, few or QUICK_SEEDS, self.first_seed)
         self.drawn.update(seeds)
         return seeds
 
@@ -79,7 +81,8 @@ class Evidence:
         """Return the trained rows of a study by (task, setting, variant); what is stored is not trained again."""
         from veriformer.claims.trained import trained
 
-        return trained(study, seeds=self.seeds() if seeds is None else seeds, folder=self.folder)
+        chosen = self.seeds() if seeds is None else seeds
+        return trained(study, seeds=chosen, folder=self.folder, together=self.quick)
 
     def _add(
         self,

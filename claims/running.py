@@ -31,7 +31,9 @@ def code_digest() -> str:
     return found.hexdigest()[:16]
 
 
-def gathered(claim: Claim, *, quick: bool = False, folder: Path | None = None) -> dict[str, Any]:
+def gathered(
+    claim: Claim, *, quick: bool = False, folder: Path | None = None, first_seed: int | None = None
+) -> dict[str, Any]:
     """Return one row of the ledger: the statement, its findings and the verdict that follows from them.
 
     What gathering raises is a finding too: the row is undecided and says why.
@@ -40,8 +42,9 @@ def gathered(claim: Claim, *, quick: bool = False, folder: Path | None = None) -
         claim: to test.
         quick: with few seeds and small sizes.
         folder: of the records of trained models; None: nothing is kept.
+        first_seed: of statistical findings; None: the usual.
     """
-    see, started, problem = Evidence(quick=quick, folder=folder), time.perf_counter(), ""
+    see, started, problem = Evidence(quick=quick, folder=folder, first_seed=first_seed), time.perf_counter(), ""
     random, threads = torch.random.get_rng_state(), torch.get_num_threads()
     try:
         claim.gather(see)
@@ -67,7 +70,9 @@ def gathered(claim: Claim, *, quick: bool = False, folder: Path | None = None) -
         "seeds": [min(see.drawn), max(see.drawn)] if see.drawn else [],
         "problem": problem,
         "verdict": found,
-        "command": f"veriformer claims {claim.number}" + (" --quick" if quick else ""),
+        "command": f"veriformer claims {claim.number}"
+        + (" --quick" if quick else "")
+        + (f" --first-seed {first_seed}" if first_seed is not None and see.drawn else ""),
         "seconds": round(time.perf_counter() - started, 3),
     }
 
@@ -102,6 +107,7 @@ def run(
     stored: Mapping[int, dict[str, Any]],
     folder: Path | None,
     on_row: Callable[[dict[str, Any]], None],
+    first_seed: int | None = None,
 ) -> None:
     """Test claims one after another.
 
@@ -111,17 +117,19 @@ def run(
         stored: rows of an earlier run of the same code, by number; they are not gathered again.
         folder: of the records of trained models.
         on_row: called with each row as it is finished.
+        first_seed: of statistical findings; None: the usual.
     """
     for claim in claims:
-        on_row(stored.get(claim.number) or gathered(claim, quick=quick, folder=folder))
+        on_row(stored.get(claim.number) or gathered(claim, quick=quick, folder=folder, first_seed=first_seed))
 
 
-def record_of(rows: Iterable[dict[str, Any]], *, quick: bool) -> dict[str, Any]:
+def record_of(rows: Iterable[dict[str, Any]], *, quick: bool, first_seed: int | None = None) -> dict[str, Any]:
     """Return the ledger that reports are made of, under `veriformer-claims/1`."""
     ordered = sorted(rows, key=lambda row: row["number"])
     return {
         "schema": SCHEMA,
         "quick": quick,
+        "first_seed": first_seed,
         "code": code_digest(),
         "torch": torch.__version__,
         "claims": ordered,
@@ -130,8 +138,8 @@ def record_of(rows: Iterable[dict[str, Any]], *, quick: bool) -> dict[str, Any]:
     }
 
 
-def rows_of(text: str, *, quick: bool) -> dict[int, dict[str, Any]]:
-    """Return the rows of a stored ledger that are still good: of this code, and as thorough as asked; else none.
+def rows_of(text: str, *, quick: bool, first_seed: int | None = None) -> dict[int, dict[str, Any]]:
+    """Return the rows of a stored ledger that are still good: of this code and seeds, as thorough as asked; else none.
 
     Raises:
         ValueError: the text is no ledger.
@@ -139,6 +147,7 @@ def rows_of(text: str, *, quick: bool) -> dict[int, dict[str, Any]]:
     record = json.loads(text)
     if not isinstance(record, dict) or record.get("schema") != SCHEMA or not isinstance(record.get("claims"), list):
         raise ValueError(f"it is no ledger of claims ({SCHEMA})")
-    if record.get("code") != code_digest() or (record.get("quick") and not quick):
+    others = record.get("first_seed") != first_seed
+    if others or record.get("code") != code_digest() or (record.get("quick") and not quick):
         return {}
     return {row["number"]: row for row in record["claims"] if not row.get("problem")}

@@ -14,6 +14,8 @@ from veriformer.cli.speaking import Unwritten, say, screen
 
 UNFINISHED, VIOLATED, INTERRUPTED = 2, 1, 130
 LEDGER = "claims.json"
+TUNED = 2000
+"""Seeds below it are for tuning: no number that is told of may come from one of them."""
 
 
 @click.command()
@@ -30,7 +32,12 @@ LEDGER = "claims.json"
     help="folder of the ledger and of the trained models' records",
 )
 @click.option("--again", is_flag=True, help="test anew what is stored")
-def claims(ids: tuple[str, ...], quick: bool, form: str, out: Path, again: bool) -> int:
+@click.option(
+    "--first-seed",
+    type=click.IntRange(TUNED, 2**31),
+    help="repeat what is statistical on seeds from this one on, with an --out of its own",
+)
+def claims(ids: tuple[str, ...], quick: bool, form: str, out: Path, again: bool, first_seed: int | None) -> int:
     """Test what textbooks say of Transformers; `claims explain ID` shows derivation, evidence and command of one.
 
     A verdict follows from what was measured: holds, holds if (a condition), refuted (with what is true in its place),
@@ -50,7 +57,7 @@ def claims(ids: tuple[str, ...], quick: bool, form: str, out: Path, again: bool)
     chosen = [known[n] for n in _numbers(ids[1:] if explains else ids, tuple(known))]
     if explains and not ids[1:]:
         raise click.UsageError("explain needs the number of a claim: `veriformer claims explain 13`")
-    stored = {} if again else _stored(out / LEDGER, quick)
+    stored = {} if again else _stored(out / LEDGER, quick, first_seed)
     text, err, unwritten, interrupted = screen(), screen(aside=True), Unwritten(), False
     kept, seen = dict(stored), list[dict[str, Any]]()
 
@@ -59,20 +66,20 @@ def claims(ids: tuple[str, ...], quick: bool, form: str, out: Path, again: bool)
         kept[row["number"]] = row
         if not unwritten.count:  # a full disk is told of once
             with unwritten.attempt("the ledger"):
-                write_text(out / LEDGER, FORMS["json"][1](record_of(kept.values(), quick=quick)))
+                write_text(out / LEDGER, FORMS["json"][1](record_of(kept.values(), quick=quick, first_seed=first_seed)))
         if form == "text" and not explains:
             print_row(text, row)
         elif err.is_terminal:
             err.print(f"{len(seen)} of {len(chosen)}: claim {row['number']} {row['verdict']}", style="dim")
 
     try:
-        run(chosen, quick=quick, stored=stored, folder=out, on_row=on_row)
+        run(chosen, quick=quick, stored=stored, folder=out, on_row=on_row, first_seed=first_seed)
     except KeyboardInterrupt:
         interrupted = True
         err.print("interrupted: what was tested is kept; go on with the same command")
-    record = record_of(seen, quick=quick)
+    record = record_of(seen, quick=quick, first_seed=first_seed)
     with unwritten.attempt("the ledger"):
-        whole = record_of(kept.values(), quick=quick)
+        whole = record_of(kept.values(), quick=quick, first_seed=first_seed)
         for name, make in FORMS.values():
             write_text(out / name, make(whole))
         for name, picture in pictures(whole).items():
@@ -97,13 +104,13 @@ def _numbers(words: tuple[str, ...], known: tuple[int, ...]) -> list[int]:
     return sorted({int(word) for word in words}) or list(known)
 
 
-def _stored(path: Path, quick: bool) -> dict[int, dict[str, Any]]:
+def _stored(path: Path, quick: bool, first_seed: int | None) -> dict[int, dict[str, Any]]:
     """Return what an earlier run of the same code found; nothing where there was none."""
     from veriformer.claims.running import rows_of
     from veriformer.reports.records import read_text
 
     try:
-        return rows_of(read_text(path), quick=quick) if path.exists() else {}
+        return rows_of(read_text(path), quick=quick, first_seed=first_seed) if path.exists() else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as problem:
         raise click.UsageError(
             f"{path} cannot be gone on with: {problem}; move it away, or give another --out"

@@ -170,6 +170,8 @@ def exercises(record: Mapping[str, Any]) -> str:
 
 def _introduction(record: Mapping[str, Any]) -> str:
     few = " Few seeds and small sizes were used (--quick)." if record["quick"] else ""
+    if record.get("first_seed") is not None:
+        few += f" This is a repetition on seeds from {record['first_seed']} on."
     return (
         f"{counts(record)}. A verdict follows from the findings by rule: a statement holds if every number "
         f"measured for it as written "

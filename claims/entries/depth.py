@@ -14,7 +14,7 @@ from veriformer.ablations.studies.study import Variant
 from veriformer.ablations.tasks import TASKS
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
-from veriformer.claims.entries.removed import DEEP, NO_EFFECT, study
+from veriformer.claims.entries.bases import DEEP, FEW, NO_EFFECT, deep, narrow, study, with_and_without_warm_up
 from veriformer.claims.evidence import Evidence
 from veriformer.claims.numbers import generator, mean_interval
 from veriformer.claims.trained import Row, apart
@@ -41,7 +41,7 @@ def depth_or_width(see: Evidence) -> None:
     counts = [count_parameters(Config(architecture="decoder", vocab_size=11, **c)).total for c in (deep, wide)]
     for say in (see.written, see.corrected):
         say("parameters of the deep model over those of the wide one", counts[0] / counts[1], least=0.9, most=1.1)
-    recipe = Recipe(steps=200 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
+    recipe = Recipe(steps=60 if see.quick else 400, learning_rate=2e-3, warm_up=40, batch_size=32)
     rows = see.trained(
         study(
             "depth-or-width",
@@ -49,7 +49,8 @@ def depth_or_width(see: Evidence) -> None:
             recipe,
             (Variant("N=6", config=deep), Variant("N=2", config=wide)),
             ("hops", "memorise"),
-        )
+        ),
+        see.seeds(few=FEW),
     )
     difference = {t: apart(rows[t, "", "N=6"], rows[t, "", "N=2"]) for t in ("hops", "memorise")}
     twice = "accuracy of N = 6 less that of N = 2 at equal parameters, a function applied twice"
@@ -73,10 +74,11 @@ def diminishing(see: Evidence) -> None:
         study(
             "depth",
             {"positions": "rotary", "d_model": 32, "num_heads": 4},
-            Recipe(steps=200 if see.quick else 400, learning_rate=2e-3, warm_up=40),
+            Recipe(steps=60 if see.quick else 400, learning_rate=2e-3, warm_up=40),
             variants,
             ("hops",),
-        )
+        ),
+        see.seeds(few=FEW),
     )
     two, six, twelve = (rows["hops", "", f"N={n}"].accuracy for n in (2, 6, 12))
     see.show("accuracy", {"N=2": two.mean().item(), "N=6": six.mean().item(), "N=12": twelve.mean().item()})
@@ -101,10 +103,10 @@ def diminishing(see: Evidence) -> None:
 )  # fmt: skip
 def scaling(see: Evidence) -> None:
     samples = (320, 800, 2000, 5000)
-    config: dict[str, Any] = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "rotary"}
+    config = narrow(see, {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "rotary"})
     recipe = Recipe(learning_rate=3e-3, schedule="cosine", batch_size=16)
     variants = tuple(Variant(f"{n}", recipe={"steps": n // 16, "warm_up": n // 160}) for n in samples)
-    rows = see.trained(study("scaling", config, recipe, variants, ("source",)))
+    rows = see.trained(study("scaling", config, recipe, variants, ("source",)), see.seeds(few=FEW))
     floor = TASKS["source"].loss_floor
 
     def above(row: Row) -> float:
@@ -123,7 +125,8 @@ def scaling(see: Evidence) -> None:
             replace(recipe, steps=125, warm_up=12),
             tuple(Variant(f"{d}", config={"d_model": d}) for d in widths),
             ("source",),
-        )
+        ),
+        see.seeds(few=FEW),
     )
     counts = [
         count_parameters(Config(architecture="decoder", vocab_size=16, **{**config, "d_model": d})).total
@@ -160,15 +163,15 @@ def _off_the_line(sizes: Sequence[float], losses: list[float]) -> float:
     cites="Xiong et al. 2020, section 3.1.",
 )  # fmt: skip
 def closing_norm(see: Evidence) -> None:
-    rows = see.trained(
-        study(
-            "closing-norm",
-            {**DEEP, "num_layers": 6},
-            Recipe(steps=300, learning_rate=1e-3, warm_up=30),
-            (Variant("with"), Variant("without", edits=("no closing norm",))),
-            ("precede",),
-        )
-    )
+    variants = (Variant("with"), Variant("without", edits=("no closing norm",)))
+    if see.quick:
+        recipe, there = deep(see, learning_rate=1e-3), with_and_without_warm_up(see)["precede", "pre 0.001", "with"]
+        bare = study("closing-norm", narrow(see, DEEP), recipe, variants[1:], ("precede",))
+        rows = see.trained(bare, see.seeds(few=FEW))
+        rows["precede", "", "with"] = there
+    else:
+        recipe = Recipe(steps=300, learning_rate=1e-3, warm_up=30)
+        rows = see.trained(study("closing-norm", {**DEEP, "num_layers": 6}, recipe, variants, ("precede",)))
     lost = apart(rows["precede", "", "with"], rows["precede", "", "without"])
     see.written("accuracy that pre-LN loses without the closing norm", lost, least=NO_EFFECT)
     see.corrected("accuracy that pre-LN loses without the closing norm", lost, most=NO_EFFECT)

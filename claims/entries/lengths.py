@@ -5,7 +5,7 @@ from __future__ import annotations
 from veriformer.ablations.studies.study import Variant
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
-from veriformer.claims.entries.removed import SMALL, study
+from veriformer.claims.entries.bases import FEW, SMALL, study
 from veriformer.claims.evidence import Evidence
 from veriformer.claims.numbers import mean_interval
 from veriformer.claims.trained import Row, apart
@@ -55,7 +55,8 @@ def copying(see: Evidence) -> dict[tuple[str, str, str], Row]:
             tuple(Variant(p, config={"positions": p}) for p in ("sinusoidal", "rotary", "alibi")),
             ("copy",),
             lengths=(12,),
-        )
+        ),
+        see.seeds(few=FEW),
     )
 
 

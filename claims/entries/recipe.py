@@ -7,7 +7,7 @@ import torch
 from veriformer.ablations.studies.study import Variant
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
-from veriformer.claims.entries.removed import DEEP, SHORT, SMALL, study
+from veriformer.claims.entries.bases import DEEP, SMALL, deep, narrow, short, study
 from veriformer.claims.evidence import Evidence
 from veriformer.claims.numbers import mean_interval
 from veriformer.claims.trained import apart, share
@@ -40,8 +40,9 @@ def label_smoothing(see: Evidence) -> None:
         return record["overconfidence"]
 
     variants = (Variant("hard"), Variant("smoothed", recipe={"label_smoothing": 0.1}))
-    endless = see.trained(study("smoothing", SMALL, SHORT, variants, ("precede",)))
-    finite = see.trained(study("smoothing-few-samples", SMALL, FINITE, variants, ("bigram",)))
+    endless = see.trained(study("smoothing", narrow(see, SMALL), short(see), variants, ("precede",)))
+    few = short(see, FINITE)
+    finite = see.trained(study("smoothing-few-samples", narrow(see, SMALL), few, variants, ("bigram",)))
     hard, smoothed = (finite["bigram", "", name] for name in ("hard", "smoothed"))
     still = mean_interval(smoothed.values(over))
     see.written("confidence less accuracy with smoothing, 64 samples", still, most=NONE)
@@ -75,7 +76,13 @@ def _gradient_at_best(eps: float = 0.1, classes: int = 4) -> float:
 def mixed_precision(see: Evidence) -> None:
     tasks = ("precede", "count")
     rows = see.trained(
-        study("precision", SMALL, SHORT, (Variant("float32"), Variant("autocast", recipe={"autocast": True})), tasks)
+        study(
+            "precision",
+            narrow(see, SMALL),
+            short(see),
+            (Variant("float32"), Variant("autocast", recipe={"autocast": True})),
+            tasks,
+        )
     )
     for task in tasks:
         see.written(
@@ -100,20 +107,22 @@ def mixed_precision(see: Evidence) -> None:
     cites="Pascanu et al. 2013; Kingma & Ba 2015, section 2.1 (invariance to the gradient's scale).",
 )  # fmt: skip
 def clipping(see: Evidence) -> None:
+    clipped = Variant("clipped", recipe={"clip": 1.0})
     rows = see.trained(
         study(
             "clipping",
-            {**DEEP, "norm": "none"},
-            Recipe(steps=300, learning_rate=3e-3),
-            (Variant("free"), Variant("clipped", recipe={"clip": 1.0})),
+            {**narrow(see, DEEP), "norm": "none"},
+            deep(see, warm_up=0, steps=250) if see.quick else Recipe(steps=300, learning_rate=3e-3),
+            (clipped,) if see.quick else (Variant("free"), clipped),
             ("precede",),
         )
     )
     unstable = {}
-    for name in ("free", "clipped"):
+    for _, _, name in rows:
         records = rows["precede", "", name].records
         unstable[name] = share(sum(r["spikes"] > 0 or r["accuracy"] < 0.9 for r in records), len(records))
-    see.show("share of unstable seeds without clipping", unstable["free"])
+    if "free" in unstable:
+        see.show("share of unstable seeds without clipping", unstable["free"])
     see.written("share of seeds with a spike or without success, no LayerNorm, clipped", unstable["clipped"], most=0.25)
     see.corrected(
         "share of seeds with a spike or without success, no LayerNorm, clipped", unstable["clipped"], least=0.25
@@ -134,8 +143,8 @@ def drop_path(see: Evidence) -> None:
     rows = see.trained(
         study(
             "DropPath",
-            {**SMALL, "num_layers": 4},
-            FINITE,
+            {**narrow(see, SMALL), "num_layers": 2 if see.quick else 4},
+            short(see, FINITE),
             (Variant("none"), Variant("0.2", config={"drop_path": 0.2})),
             ("bigram",),
         )

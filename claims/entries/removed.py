@@ -5,41 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from veriformer.ablations.studies.study import Setting, Study, Variant
+from veriformer.ablations.studies.study import Setting, Variant
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
+from veriformer.claims.entries.bases import (
+    DEEP,
+    FEW,
+    NO_EFFECT,
+    SHORT,
+    SMALL,
+    deep,
+    narrow,
+    short,
+    study,
+    with_and_without_warm_up,
+)
 from veriformer.claims.evidence import Evidence
 from veriformer.claims.trained import SEEDS, TUNING, Row, apart, share
-
-SMALL = {"num_layers": 2, "d_model": 32, "num_heads": 2, "positions": "learned"}
-DEEP = {"num_layers": 6, "d_model": 32, "num_heads": 2, "positions": "learned"}
-SHORT = Recipe(steps=200, learning_rate=3e-3, warm_up=20)
-LONG = Recipe(steps=300, learning_rate=3e-3, warm_up=125)
-NO_EFFECT = 0.02
-"""Two points of accuracy: smaller differences of means are called none."""
-
-
-def study(
-    name: str,
-    config: dict[str, object],
-    recipe: Recipe,
-    variants: tuple[Variant, ...],
-    tasks: tuple[str, ...],
-    settings: tuple[Setting, ...] = (Setting(),),
-    lengths: tuple[int, ...] = (),
-) -> Study:
-    """Return a study of a claim; its rows are read by the claim alone."""
-    return Study(
-        name=name,
-        question="",
-        source="",
-        config=config,
-        recipe=recipe,
-        variants=variants,
-        tasks=tasks,
-        settings=settings,
-        lengths=lengths,
-    )
 
 
 @claim(
@@ -56,8 +38,8 @@ def learned_positions(see: Evidence) -> None:
     rows = see.trained(
         study(
             "learned",
-            SMALL,
-            replace(SHORT, steps=300 if see.quick else 600),
+            narrow(see, SMALL),
+            short(see) if see.quick else replace(SHORT, steps=600),
             (Variant("learned"), Variant("sinusoidal", config={"positions": "sinusoidal"})),
             ("precede", "bigram"),
         )
@@ -84,15 +66,7 @@ def learned_positions(see: Evidence) -> None:
     cites="Xiong et al. 2020, section 3.",
 )  # fmt: skip
 def warm_up(see: Evidence) -> None:
-    places = tuple(
-        Setting(f"{place} {rate:g}", {"norm_placement": place}, {"learning_rate": rate, "steps": steps})
-        for place in ("pre", "post")
-        for rate, steps in ((3e-3, 300), (5e-4, 600))
-        if place == "post" or rate == 3e-3
-    )
-    rows = see.trained(
-        study("warm-up", DEEP, LONG, (Variant("with"), Variant("without", recipe={"warm_up": 0})), ("precede",), places)
-    )
+    rows = with_and_without_warm_up(see)
     dead = {
         (place, way): rows["precede", place, way].dead()
         for place in ("pre 0.003", "post 0.003", "post 0.0005")
@@ -138,8 +112,8 @@ def warm_up(see: Evidence) -> None:
 )  # fmt: skip
 def final_quality(see: Evidence) -> None:
     rates = (2e-3,) if see.quick else (1e-3, 2e-3, 4e-3)
-    recipe = Recipe(steps=300, warm_up=100, schedule="cosine", batch_size=16)
-    config = {**SMALL, "num_layers": 4, "positions": "rotary"}
+    recipe = short(see, Recipe(steps=300, warm_up=100, schedule="cosine", batch_size=16), steps=120, warm_up=40)
+    config = {**narrow(see, SMALL), "num_layers": 2 if see.quick else 4, "positions": "rotary"}
 
     def loss(record: dict[str, float]) -> float:
         return record["loss"]
@@ -152,10 +126,12 @@ def final_quality(see: Evidence) -> None:
 
     best = {}
     for place in ("pre", "post"):
-        tuned = of(place, rates, TUNING)
-        rate = min(rates, key=lambda r: tuned[r].values(loss).mean().item())
+        rate = rates[0]
+        if len(rates) > 1:
+            tuned = of(place, rates, TUNING)
+            rate = min(rates, key=lambda r: tuned[r].values(loss).mean().item())
         see.show(f"best rate of {place}-LN", rate)
-        best[place] = of(place, (rate,), see.seeds(4 * SEEDS))[rate]
+        best[place] = of(place, (rate,), see.seeds(4 * SEEDS, few=FEW))[rate]
     difference = apart(best["post"], best["pre"], loss)
     see.written("held-out loss of post-LN less that of pre-LN, each at its best rate, nats", difference, most=0.0)
     see.corrected("the same", difference, least=-0.05, most=0.05)
@@ -175,16 +151,19 @@ def final_quality(see: Evidence) -> None:
 def without_residual(see: Evidence) -> None:
     tried = ((1, 3e-3), (3, 1e-3), (6, 3e-3)) if see.quick else ((1, 3e-3), (3, 1e-3), (3, 3e-3), (6, 3e-3))
     settings = tuple(Setting(f"N={n} {r:g}", {"num_layers": n}, {"learning_rate": r}) for n, r in tried)
-    rows = see.trained(
-        study(
-            "residual",
-            DEEP,
-            LONG,
-            (Variant("with"), Variant("without", config={"residual": False})),
-            ("precede",),
-            settings,
-        )
+    of_depths = study(
+        "residual",
+        narrow(see, DEEP),
+        deep(see),
+        (Variant("with"), Variant("without", config={"residual": False})),
+        ("precede",),
+        settings,
     )
+    there = {}
+    if see.quick:
+        of_depths = replace(of_depths, skip=lambda task, setting, variant: (setting, variant) == ("N=6 0.003", "with"))
+        there = {("precede", "N=6 0.003", "with"): with_and_without_warm_up(see)["precede", "pre 0.003", "with"]}
+    rows = see.trained(of_depths, see.seeds(few=FEW)) | there
     lost = {s.name: apart(rows["precede", s.name, "with"], rows["precede", s.name, "without"]) for s in settings}
     see.show("mean accuracy lost by depth and rate", {name: round(sum(ends) / 2, 4) for name, ends in lost.items()})
     see.written("accuracy lost without residual connections, N = 3, rate 1e-3", lost["N=3 0.001"], least=0.1)
@@ -215,7 +194,16 @@ def without_norm(see: Evidence) -> None:
         Variant("none, rate 5e-4", config=bare, recipe=slow),
         Variant("none, GPT-2 init", config={**bare, "init": "gpt2"}, recipe={"warm_up": 125}),
     )
-    rows = see.trained(study("norm", DEEP, Recipe(steps=300, learning_rate=3e-3), variants, ("precede",)))
+    recipe = Recipe(steps=300, learning_rate=3e-3)
+    if see.quick:
+        recipe, there = (
+            deep(see, warm_up=0, steps=150),
+            with_and_without_warm_up(see)["precede", "pre 0.003", "without"],
+        )
+        rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)), see.seeds(few=FEW))
+        rows["precede", "", "LayerNorm"] = there
+    else:
+        rows = see.trained(study("norm", DEEP, recipe, variants, ("precede",)))
     limit = 10 * math.log(2)  # ten times the loss of guessing
     spiked = {}
     for variant in variants:
@@ -246,8 +234,8 @@ def without_positions(see: Evidence) -> None:
     rows = see.trained(
         study(
             "positions",
-            SMALL,
-            SHORT,
+            narrow(see, SMALL),
+            short(see),
             (Variant("learned"), Variant("none", config={"positions": "none"})),
             ("precede", "count"),
         )

@@ -9,7 +9,7 @@ from veriformer.ablations.studies.study import Variant
 from veriformer.ablations.tasks import TASKS
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import claim
-from veriformer.claims.entries.removed import SHORT, SMALL, study
+from veriformer.claims.entries.bases import SMALL, narrow, short, study
 from veriformer.claims.evidence import Evidence
 from veriformer.claims.numbers import generator, mean_interval
 from veriformer.claims.trained import apart, share
@@ -31,18 +31,17 @@ DECODER = {**SMALL, "positions": "rotary"}
 )  # fmt: skip
 def wider_feed_forward(see: Evidence) -> None:
     tasks = ("precede", "induction")
+    twice = Variant("8d", config={"d_ff": 8 * narrow(see, SMALL)["d_model"]})
     rows = see.trained(
         study(
             "d_ff",
-            DECODER,
-            Recipe(steps=300, learning_rate=3e-3, warm_up=40),
-            (Variant("4d"), Variant("8d", config={"d_ff": 256})),
+            narrow(see, DECODER),
+            short(see, Recipe(steps=300, learning_rate=3e-3, warm_up=40)),
+            (Variant("4d"), twice),
             tasks,
         )
     )
-    stored = see.trained(
-        study("d_ff-memory", SMALL, SHORT, (Variant("4d"), Variant("8d", config={"d_ff": 256})), ("memorise",))
-    )
+    stored = see.trained(study("d_ff-memory", narrow(see, SMALL), short(see), (Variant("4d"), twice), ("memorise",)))
     for task, found in (*((t, rows) for t in tasks), ("memorise", stored)):
         see.written(
             f"accuracy of 8d less that of 4d, {task}",
@@ -68,7 +67,13 @@ def wider_feed_forward(see: Evidence) -> None:
 def smooth_activation(see: Evidence) -> None:
     tasks = ("precede", "memorise")
     rows = see.trained(
-        study("activation", SMALL, SHORT, (Variant("relu"), Variant("gelu", config={"activation": "gelu"})), tasks)
+        study(
+            "activation",
+            narrow(see, SMALL),
+            short(see),
+            (Variant("relu"), Variant("gelu", config={"activation": "gelu"})),
+            tasks,
+        )
     )
     for task in tasks:
         difference = apart(rows[task, "", "gelu"], rows[task, "", "relu"])
@@ -95,8 +100,8 @@ def entropy(see: Evidence) -> None:
     rows = see.trained(
         study(
             "entropy",
-            {**SMALL, "num_layers": 4, "num_heads": 4},
-            Recipe(steps=300, learning_rate=2e-3, warm_up=30),
+            {**narrow(see, SMALL), "num_layers": 4, "num_heads": 4},
+            short(see, Recipe(steps=300, learning_rate=2e-3, warm_up=30)),
             (Variant("pre-LN"),),
             ("precede",),
         )
@@ -148,9 +153,17 @@ def pooling(see: Evidence) -> None:
         "accuracy of a linear map on a frozen random encoder, mean less class token, four tasks", gain, most=0.05
     )
     rows = see.trained(
-        study("pooling", SMALL, SHORT, (Variant("mean"), Variant("cls", config={"pooling": "cls"})), ("majority",))
+        study(
+            "pooling",
+            narrow(see, SMALL),
+            short(see),
+            (Variant("mean"), Variant("cls", config={"pooling": "cls"})),
+            ("majority",),
+        )
     )
-    elsewhere = see.trained(study("pooling-order", SMALL, SHORT, (Variant("mean"),), ("precede", "count")))
+    elsewhere = see.trained(
+        study("pooling-order", narrow(see, SMALL), short(see), (Variant("mean"),), ("precede", "count"))
+    )
     for task, found in (("majority", rows), ("precede", elsewhere), ("count", elsewhere)):
         of_mean = mean_interval(found[task, "", "mean"].accuracy)
         see.written(f"accuracy of the mean, trained, {task}", of_mean, least=0.95)

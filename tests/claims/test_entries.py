@@ -19,7 +19,7 @@ from veriformer.ablations.studies.study import Variant
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.claims.claim import Claim, ledger
 from veriformer.claims.coverage import SYSTEMS, System
-from veriformer.claims.entries.removed import SMALL, study
+from veriformer.claims.entries.bases import SMALL, study
 from veriformer.claims.finding import Finding, verdict
 from veriformer.claims.running import gathered, told
 from veriformer.claims.trained import trained
