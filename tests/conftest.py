@@ -22,6 +22,7 @@ from dask_cluster import DaskCluster, running
 from verification import counting
 from veriformer.cli.processes.template import start, template
 from veriformer.clusters import opening
+from veriformer.clusters.memory import keep_freed_memory
 from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +44,11 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 
 
 def pytest_collection_finish() -> None:
-    """Look no more for garbage among what was imported, and seldom elsewhere: a tenth of the time of small models."""
+    """Keep freed memory; look no more for garbage among what was imported, and seldom elsewhere.
+
+    Each is a tenth of the time of the models that are judged here, and more.
+    """
+    keep_freed_memory()  # as the processes of `check` do
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
