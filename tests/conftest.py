@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import left_behind
 from dask_cluster import DaskCluster, running
 from verification import counting
 from veriformer.cli.processes.template import start, template
@@ -32,6 +33,8 @@ PRELOADED = (
     "torch._dynamo",
 )  # fmt: skip
 """Of `check` and `replay`, `mutants` and `ablate`."""
+
+_BEFORE = pytest.StashKey[left_behind.Seen]()
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
@@ -59,6 +62,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [r for found in terminalreporter.stats.values() for r in found if isinstance(r, pytest.TestReport)]
     if told := counting.verified(reports):
         terminalreporter.write_line(told)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test behind which the process is not as it was: the next one of this worker would meet another."""
+    item.stash[_BEFORE] = left_behind.seen()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Look behind the fixtures, which put back what they changed."""
+    yield
+    if told := left_behind.changed(item.stash[_BEFORE]):
+        pytest.fail(f"the test left behind {told}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
