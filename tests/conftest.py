@@ -11,17 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import left_behind
 from dask_cluster import DaskCluster, running
 from verification import counting
 from veriformer.cli.processes.template import start, template
 from veriformer.clusters import opening
+from veriformer.clusters.memory import keep_freed_memory
 from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +33,8 @@ PRELOADED = (
     "torch._dynamo",
 )  # fmt: skip
 """Of `check` and `replay`, `mutants` and `ablate`."""
+
+_BEFORE = pytest.StashKey[left_behind.Seen]()
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
@@ -43,7 +47,11 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 
 
 def pytest_collection_finish() -> None:
-    """Look no more for garbage among what was imported, and seldom elsewhere: a tenth of the time of small models."""
+    """Keep freed memory; look no more for garbage among what was imported, and seldom elsewhere.
+
+    Each is a tenth of the time of the models that are judged here, and more.
+    """
+    keep_freed_memory()  # as the processes of `check` do
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -54,6 +62,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [r for found in terminalreporter.stats.values() for r in found if isinstance(r, pytest.TestReport)]
     if told := counting.verified(reports):
         terminalreporter.write_line(told)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test behind which the process is not as it was: the next one of this worker would meet another."""
+    item.stash[_BEFORE] = left_behind.seen()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Look behind the fixtures, which put back what they changed."""
+    yield
+    if told := left_behind.changed(item.stash[_BEFORE]):
+        pytest.fail(f"the test left behind {told}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

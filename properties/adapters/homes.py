@@ -155,3 +155,8 @@ def home_at(folder: Path) -> Home:
 def is_home(folder: Path) -> bool:
     """Whether something was loaded from a folder."""
     return folder in _HOMES
+
+
+def is_at_home(module: ModuleType) -> bool:
+    """Whether a module was imported for the targets of some folder."""
+    return any(known is module for home in _HOMES.values() for known in home.modules.values())

@@ -34,8 +34,8 @@ def is_lost(device: torch.device) -> bool:
     return False
 
 
-def _flags() -> tuple[Any, ...]:
-    """Return torch's global flags, as `_put_back` takes them."""
+def flags() -> tuple[Any, ...]:
+    """Return torch's global flags, as `put_back` takes them."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return (
         torch.get_default_dtype(),
@@ -47,8 +47,9 @@ def _flags() -> tuple[Any, ...]:
     )
 
 
-def _put_back(flags: tuple[Any, ...]) -> None:
-    dtype, grad, threads, deterministic, warns_only, device = flags
+def put_back(before: tuple[Any, ...]) -> None:
+    """Set torch's global flags."""
+    dtype, grad, threads, deterministic, warns_only, device = before
     torch.set_default_device(device)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
@@ -59,12 +60,12 @@ def _put_back(flags: tuple[Any, ...]) -> None:
 @contextmanager
 def kept_flags() -> Iterator[None]:
     """Put torch's global flags back that somebody's code changes: what follows is computed as it was before."""
-    before = _flags()
+    before = flags()
     try:
         yield
     finally:
-        if _flags() != before:
-            _put_back(before)
+        if flags() != before:
+            put_back(before)
 
 
 @contextmanager

@@ -37,6 +37,8 @@ def tolerance_of(bench: Workbench, built: Built) -> float:
     def measure() -> float:
         if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
             return tolerance_of(bench, single_of(bench, built))
+        if allowance(_first_floor(bench, built), built.dtype, _longest(built)) >= GAP[built.dtype]:
+            return GAP[built.dtype]  # all that is allowed, whatever other inputs show
         return relative_tolerance(_floor(bench, built), built.dtype, _longest(built))
 
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
@@ -51,9 +53,8 @@ def _floor(bench: Workbench, built: Built) -> float:
     """Return how far moves by one unit in the last place move the output."""
 
     def measure() -> float:
-        unit = epsilon(built.dtype)
-        floor = _sensitivity(bench, built, unit)
-        single = torch.float32
+        unit, single = epsilon(built.dtype), torch.float32
+        floor = _first_floor(bench, built)
         if (
             allowance(floor / unit * epsilon(single), single, _longest(built)) > GAP[single]
         ):  # so much varies from input to input
@@ -64,6 +65,12 @@ def _floor(bench: Workbench, built: Built) -> float:
     return _kept(bench, ("floor", built.config, built.dtype), measure)
 
 
+def _first_floor(bench: Workbench, built: Built) -> float:
+    """Return how far such moves move the output on the first inputs: `_floor` is no less."""
+    key = ("first floor", built.config, built.dtype)
+    return _kept(bench, key, lambda: _sensitivity(bench, built, epsilon(built.dtype)))
+
+
 def is_swamped(bench: Workbench, built: Built) -> bool:
     """Whether rounding alone may move the output further than `GAP`, and float64 is there to judge in instead.
 
@@ -72,13 +79,19 @@ def is_swamped(bench: Workbench, built: Built) -> bool:
     """
     if built.dtype == torch.float64:
         return False
-    return rounding_of(bench, built) > GAP[built.dtype] and computes_in_float64(bench)
+    largest = GAP[built.dtype]
+    moves = _rounding(bench, built, _first_floor) > largest or rounding_of(bench, built) > largest
+    return moves and computes_in_float64(bench)
 
 
 def rounding_of(bench: Workbench, built: Built) -> float:
     """Return how far rounding may move the output, relative to its size, however far that is; 0 if it refuses."""
+    return _rounding(bench, built, _floor)
+
+
+def _rounding(bench: Workbench, built: Built, measured: Callable[[Workbench, Built], float]) -> float:
     try:
-        floor = _floor(bench, built)
+        floor = measured(bench, built)
     except SubjectError:  # it refuses the dtype
         return 0.0
     is_half = built.dtype in (torch.bfloat16, torch.float16)

@@ -15,6 +15,14 @@ from veriformer.properties.adapters.places import Place
 from veriformer.properties.adapters.target import TargetError
 from veriformer.properties.targets import at_home, load
 
+
+@pytest.fixture(autouse=True)
+def _nobody_has_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the `helper` that a test imports by itself: whichever test of a worker comes next finds it otherwise."""
+    monkeypatch.setitem(sys.modules, "helper", ModuleType("helper"))
+    monkeypatch.delitem(sys.modules, "helper")
+
+
 HELPER = "AXIS = {axis}\n\n\nclass Kept:\n    pass\n"
 SUBJECT = """
 from veriformer.properties import Subject
@@ -81,7 +89,6 @@ def test_what_one_has_and_another_lacks_is_lacking(tmp_path: Path) -> None:
 def test_what_was_imported_before_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "helper.py").write_text(HELPER.format(axis=1), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "helper", raising=False)
     before = importlib.import_module("helper")
     assert judged(project(tmp_path / "wrong", 0)) == [False]
     assert sys.modules["helper"] is before
@@ -91,7 +98,6 @@ def test_what_was_imported_before_is_put_back(tmp_path: Path, monkeypatch: pytes
 def test_the_same_file_is_shared_with_who_imported_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = project(tmp_path / "mine", 1)
     monkeypatch.syspath_prepend(str(path.parent))
-    monkeypatch.delitem(sys.modules, "helper", raising=False)
     before = importlib.import_module("helper")
     (subject,) = load(f"{path}:mine")
     with at_home(subject.target):

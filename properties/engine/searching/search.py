@@ -315,6 +315,9 @@ class Search:
                 verbosity=Verbosity.quiet,
             )(given(st.data())(judge))
         )
+        run.__dict__["_hypothesis_internal_database_key"] = (
+            b""  # nothing is kept; else it reads and tokenizes this file
+        )
         try:
             with alone():
                 run()
