@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.flow import flow
-from veriformer.properties.definitions.mixtures import Mixture, misfit_of_ratios, mixtures
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.mixtures import Mixture, misfit_of_ratios, mixtures
 
 _LARGEST = 1e-3
 """Difference of logarithms of weights that is rounding: weights of 1e-3 made in float32 are right to 1e-4."""

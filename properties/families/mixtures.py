@@ -1,4 +1,4 @@
-"""Mixtures of experts inside a module: by what each token's experts are weighted, told by what comes out."""
+"""By what each token's experts are weighted inside a module, told by what comes out; part of `router.weights`."""
 
 from __future__ import annotations
 
