@@ -200,7 +200,8 @@ def without_norm(see: Evidence) -> None:
             deep(see, warm_up=0, steps=150),
             with_and_without_warm_up(see)["precede", "pre 0.003", "without"],
         )
-        rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)), see.seeds(few=FEW))
+        # three seeds can put no share on either side of 0.3, five can
+        rows = see.trained(study("norm", narrow(see, DEEP), recipe, variants[1:], ("precede",)))
         rows["precede", "", "LayerNorm"] = there
     else:
         rows = see.trained(study("norm", DEEP, recipe, variants, ("precede",)))
