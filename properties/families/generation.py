@@ -177,7 +177,7 @@ def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
 def _nearest(wanted: list[Tensor], got: Tensor) -> Tensor:
     """Return the one of several right answers that is closest to what was given, chosen by torch.
 
-    So the script of a failure chooses too, and is not held to the answer that was closest before the mistake was mended.
+    So the script of a failure chooses too, and is not held to what was closest before the mistake was mended.
     """
     if len(wanted) == 1:
         return wanted[0]
