@@ -12,7 +12,7 @@ from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.targets import at_home, load
 
-GPT = '''
+GPT = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -42,7 +42,7 @@ class GPT(nn.Module):
             chosen = p.multinomial(1) if do_sample else p.argmax(-1, keepdim=True)
             idx = torch.cat([idx, chosen], 1)
         return idx
-'''
+"""
 RIGHT = "idx[:, -self.block_size :]"
 
 
