@@ -17,15 +17,14 @@ import torch
 from veriformer.properties.bench import redraw
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, guarded
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.making import making_of, redrawing_of
 from veriformer.properties.counterexamples.origin import where_from
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Program, UnwritableError, words_in
 from veriformer.properties.counterexamples.shortening import (
     WIDTH,
     inlined,
-    making_of,
     merged,
     paragraphs,
-    redrawing_of,
     wrapped,
 )
 from veriformer.properties.counterexamples.source import Sources, is_installed
@@ -53,7 +52,7 @@ _COUNTED = re.compile(r"[a-z]+\d+")
 _STANDARD = ("copy.", "functools.", "os.", "types.", "sys.", "importlib.util.")
 _NOT_RUN = """
 sys.excepthook = lambda kind, problem, trace: (  # Python's own status would pass for a violation
-    print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr, flush=True), os._exit(2))
+    print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr), os._exit(2))
 """
 _BELOW = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
 

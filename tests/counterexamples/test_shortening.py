@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+from veriformer.properties.bench.pool import WEIGHT_SEED
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.counterexamples.literals import of_tensor
+from veriformer.properties.counterexamples.making import making_of, redrawing_of
 from veriformer.properties.counterexamples.program import Line
 from veriformer.properties.counterexamples.shortening import (
     WIDTH,
     inlined,
     lean,
-    making_of,
+    merged,
     paragraphs,
-    redrawing_of,
     untyped,
     wrapped,
 )
@@ -143,8 +144,8 @@ def test_a_model_is_drawn_anew_by_the_short_source_as_by_the_whole_one() -> None
     other = copy.deepcopy(model)
     space: dict[str, Any] = {"torch": torch}
     exec(redrawing_of([model]), space)
-    redraw_weights(model, 7)
-    space["redraw_weights"](other, 7)
+    redraw_weights(model, WEIGHT_SEED)
+    space["redrawn_to_unit_gain"](other)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     padded, frozen = nn.Embedding(3, 2, padding_idx=0), nn.Linear(2, 2).requires_grad_(False)
     assert redrawing_of([padded]) == redrawing_of([frozen]) == "", "these need the whole function"
@@ -152,16 +153,33 @@ def test_a_model_is_drawn_anew_by_the_short_source_as_by_the_whole_one() -> None
 
 @pytest.mark.parametrize("words", ["", ", redrawn=False", ", device='cpu'", ", seed=3"])
 @pytest.mark.parametrize("redrawn", [True, False])
+@pytest.mark.parametrize("in_short", [True, False])
 @pytest.mark.parametrize("models", [[nn.Linear(2, 2)], [object()]])
-def test_what_makes_a_model_takes_what_it_is_given(words: str, redrawn: bool, models: list[Any]) -> None:
+def test_what_makes_a_model_takes_what_it_is_given(
+    words: str, redrawn: bool, in_short: bool, models: list[Any]
+) -> None:
     call = f"made(None, torch.float64{words})"
     if words == ", redrawn=False" and not redrawn:
         return
     space: dict[str, Any] = {"torch": torch, "build": lambda c: nn.Linear(2, 2), "redraw_weights": redraw_weights}
-    exec(making_of(call, models, redrawn=redrawn), space)
+    if in_short:
+        del space["redraw_weights"]
+        exec(redrawing_of(models), space)
+    exec(making_of(call, models, redrawn=redrawn, in_short=in_short), space)
     model = eval(call, space)
     assert model.weight.dtype == torch.float64
     assert not model.training
+
+
+def test_a_function_without_types_says_in_one_line_what_it_takes() -> None:
+    source = "def f(\n    x: int,\n    *,\n    y: float = 1.0,\n) -> int:\n    return x"
+    assert untyped(source) == "def f(x, *, y = 1.0):\n    return x"
+
+
+def test_statements_in_one_mode_stand_together() -> None:
+    off, on = "with torch.no_grad():\n    {}", "with torch.enable_grad():\n    {}"
+    texts = [off.format("a()"), off.format("b()"), on.format("c()"), "d()", off.format("e()")]
+    assert merged(texts) == [off.format("a()\n    b()"), on.format("c()"), "d()", off.format("e()")]
 
 
 def test_types_go_where_functions_have_them() -> None:
