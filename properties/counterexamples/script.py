@@ -50,6 +50,7 @@ _BOUNDED = ("close", "exact")
 
 _COUNTED = re.compile(r"[a-z]+\d+")
 _STANDARD = ("copy.", "functools.", "os.", "types.", "sys.", "importlib.util.")
+_IN_ONE_LINE = ("copy", "functools", "itertools", "math", "os", "sys", "types")
 _NOT_RUN = """
 sys.excepthook = lambda kind, problem, trace: (  # Python's own status would pass for a violation
     print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr), os._exit(2))
@@ -149,7 +150,7 @@ class _Parts:
         if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
-            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if self.functions else below)]
+            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if len(below) > 1 else below)]
         return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
@@ -163,14 +164,15 @@ class _Parts:
             _joined(lines), key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line)
         )
         future = ["from __future__ import annotations"] * any("@dataclass" in chunk for chunk in self.sources.chunks)
-        imports = "\n".join(ours) + _NOT_RUN.rstrip() * bool(head)
-        return "\n\n".join([*head, *future, imports, text]) + "\n"
+        imports = "\n".join(ours) + _NOT_RUN * bool(head)  # and where the subject is from, right below
+        gap = "\n" * (1 if head else 2) * (not head or chunks[0] != self.origin)
+        return "\n\n".join([*head, *future, f"{imports}{gap}{text}"]) + "\n"
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
     """Return lines of imports, those from one module in one line."""
     lines = {*lines}
-    standard = sorted(line.removeprefix("import ") for line in lines if f"{line[7:]}." in _STANDARD)
+    standard = sorted(line.removeprefix("import ") for line in lines if line[7:] in _IN_ONE_LINE)
     lines -= {f"import {name}" for name in standard}
     whole = [line for line in lines if not line.startswith("from ") or " as " in line]
     whole += [f"import {', '.join(standard)}"] * bool(standard)

@@ -57,12 +57,18 @@ def inlined(lines: Sequence[Line], verdict: Sequence[str]) -> list[str]:
 def merged(texts: Sequence[str]) -> list[str]:
     r"""Return statements, those that follow one another in the same mode under one line that says so.
 
+    What makes a leaf of a graph of what was made the line before stands in that line.
+
     >>> merged(["with torch.no_grad():\n    a()", "with torch.no_grad():\n    b()"])
     ['with torch.no_grad():\n    a()\n    b()']
     """
     kept: list[str] = []
     for text in texts:
         mode, _, inner = text.partition("\n")
+        name, _, change = text.partition(".")
+        if change == "requires_grad_()" and kept and re.fullmatch(rf"{name} = [^\n]*\)", kept[-1]):
+            kept[-1] += ".requires_grad_()"
+            continue
         if kept and mode.startswith("with ") and kept[-1].startswith(f"{mode}\n    ") and inner.startswith("    "):
             kept[-1] += f"\n{inner}"
         else:
@@ -114,15 +120,15 @@ _OF_SIZE = re.compile(r"(draw_normal|draw_uniform)\((\(.*\))\)")
 
 
 def _idle(text: str) -> str:
-    """Return the statement for draws that nothing uses, one a line below what is said of them."""
+    """Return one statement for draws that nothing uses, which are told one a line below what is said of them."""
     told, *draws = text.split("\n")
     sizes = [found for draw in draws if (found := _OF_SIZE.fullmatch(draw))]
     if len(sizes) < len(draws) or len({found[1] for found in sizes}) > 1 or len(draws) == 1:
-        return f"{told}\n_ = [{', '.join(draws)}]"
+        return f"_ = [{', '.join(draws)}]  {told}"
     shapes = [found[2] for found in sizes]
     many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(shapes)}]"
     drawn = f"{sizes[0][1]}({shapes[0] if len({*shapes}) == 1 else 'size'})"
-    return f"{told}\n_ = [{drawn} for {'_' if len({*shapes}) == 1 else 'size'} in {many}]"
+    return f"_ = [{drawn} for {'_' if len({*shapes}) == 1 else 'size'} in {many}]  {told}"
 
 
 def _is_used(name: str, texts: Sequence[str]) -> bool:
@@ -242,4 +248,6 @@ def paragraphs(*texts: str) -> str:
     told = "\n\n".join(
         textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in texts if text
     )
-    return '"""' + told.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n"""'
+    told = told.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    told = f'{told[:-1]}\\"' if told.endswith('"') and not told.endswith('\\"') else told
+    return f'"""{told}"""'

@@ -74,7 +74,7 @@ def test_docstrings_go_and_texts_stay() -> None:
 
 def test_the_words_of_a_docstring_cannot_end_it() -> None:
     text = 'says """ and \\'
-    assert ast.literal_eval(paragraphs(text)).strip() == text
+    assert ast.literal_eval(paragraphs(text)) == text
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
@@ -126,7 +126,7 @@ def test_draws_stay_in_their_order() -> None:
         "generator1 = torch.Generator().manual_seed(0)\n"
         "draw_normal = functools.partial(torch.randn, generator=generator1, dtype=torch.float64)\n"
         "draw_whole = functools.partial(torch.randint, generator=generator1)",
-        "# drawn, and not used here\n_ = [draw_normal((2, 3)), draw_whole(0, 9, (2, 3))]",
+        "_ = [draw_normal((2, 3)), draw_whole(0, 9, (2, 3))]  # drawn, and not used here",
         "t3 = draw_normal((2, 3))",
         "t5 = draw_normal((2, 3))",
         "got = t5 - draw_whole(0, 9, (2, 3)) + t3.to(torch.float32).sum()",
@@ -174,6 +174,31 @@ def test_what_makes_a_model_takes_what_it_is_given(
 def test_a_function_without_types_says_in_one_line_what_it_takes() -> None:
     source = "def f(\n    x: int,\n    *,\n    y: float = 1.0,\n) -> int:\n    return x"
     assert untyped(source) == "def f(x, *, y = 1.0):\n    return x"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (["(2, 3)"] * 3, "_ = [draw_normal((2, 3)) for _ in range(3)]  # drawn, and not used here"),
+        (["(2, 3)", "(4,)"], "_ = [draw_normal(size) for size in [(2, 3), (4,)]]  # drawn, and not used here"),
+    ],
+)
+def test_idle_draws_of_one_kind_are_told_by_their_sizes(sizes: list[str], told: str) -> None:
+    normal = "torch.randn({}, generator=generator1, dtype=torch.float64)"
+    made = [drawn(f"t{n}", normal.format(size)) for n, size in enumerate([*sizes, "(5,)", "(6,)", "(7,)"], 1)]
+    got = f"got = [{', '.join(line.makes[0] for line in made[-3:])}]"
+    start = lines("generator1 = torch.Generator().manual_seed(0)")
+    short = inlined([*start, *made], [got])
+    assert short[1] == told
+    spaces: list[dict[str, Any]] = [{"torch": torch, "functools": functools} for _ in range(2)]
+    for space, texts in zip(spaces, (short, [*(line.text for line in (*start, *made)), got]), strict=True):
+        exec("\n".join(texts), space)
+    assert all(torch.equal(a, b) for a, b in zip(spaces[0]["got"], spaces[1]["got"], strict=True))
+
+
+def test_a_leaf_is_made_one_in_its_line() -> None:
+    assert merged(["x1 = torch.ones(3)", "x1.requires_grad_()"]) == ["x1 = torch.ones(3).requires_grad_()"]
+    assert merged(["x1 = torch.ones(3)", "x2.requires_grad_()"]) == ["x1 = torch.ones(3)", "x2.requires_grad_()"]
 
 
 def test_statements_in_one_mode_stand_together() -> None:
