@@ -248,6 +248,6 @@ def paragraphs(*texts: str) -> str:
     told = "\n\n".join(
         textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in texts if text
     )
-    told = told.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    told = f'{told[:-1]}\\"' if told.endswith('"') and not told.endswith('\\"') else told
+    quotes = '"' if told.endswith('"') else '"""'  # which would end it
+    told = told.replace("\\", "\\\\").replace(quotes, '\\"' * len(quotes))
     return f'"""{told}"""'

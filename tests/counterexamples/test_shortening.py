@@ -72,8 +72,8 @@ def test_docstrings_go_and_texts_stay() -> None:
     assert lean(source).endswith("class A:\n    pass")
 
 
-def test_the_words_of_a_docstring_cannot_end_it() -> None:
-    text = 'says """ and \\'
+@pytest.mark.parametrize("text", ['says """ and \\', 'says "so"', 'x\\"', 'a"""', '"'])
+def test_the_words_of_a_docstring_cannot_end_it(text: str) -> None:
     assert ast.literal_eval(paragraphs(text)) == text
 
 
