@@ -17,7 +17,6 @@ import torch
 from veriformer.properties.bench import redraw
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, guarded
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.counterexamples.making import making_of, redrawing_of
 from veriformer.properties.counterexamples.origin import where_from
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Program, UnwritableError, words_in
 from veriformer.properties.counterexamples.shortening import (
@@ -27,7 +26,7 @@ from veriformer.properties.counterexamples.shortening import (
     paragraphs,
     wrapped,
 )
-from veriformer.properties.counterexamples.source import Sources, is_installed
+from veriformer.properties.counterexamples.source import Sources, is_installed, making_of, redrawing_of
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample

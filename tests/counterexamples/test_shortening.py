@@ -14,7 +14,6 @@ from torch import nn
 from veriformer.properties.bench.pool import WEIGHT_SEED
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.counterexamples.literals import of_tensor
-from veriformer.properties.counterexamples.making import making_of, redrawing_of
 from veriformer.properties.counterexamples.program import Line
 from veriformer.properties.counterexamples.shortening import (
     WIDTH,
@@ -25,6 +24,7 @@ from veriformer.properties.counterexamples.shortening import (
     untyped,
     wrapped,
 )
+from veriformer.properties.counterexamples.source import making_of, redrawing_of
 
 
 def lines(*texts: str, calls: str = "") -> list[Line]:
