@@ -15,7 +15,7 @@ from veriformer.cli.plugged import told_of_plugins, with_plugins
 from veriformer.cli.processes.asking import Judges, Pool, RefusedError, warm_up
 from veriformer.cli.processes.elsewhere import PoolElsewhere
 from veriformer.cli.processes.loading import load_all
-from veriformer.cli.recorded import how_to_repeat, write_cases
+from veriformer.cli.recorded import repeated_from, write_cases
 from veriformer.cli.running import Run, limit_of, named
 from veriformer.cli.saying import said, saying_options
 from veriformer.cli.speaking import Unwritten, say, screen
@@ -141,12 +141,13 @@ def check(
     folder = (out or Path()) / CASES
     with unwritten.attempt("the recorded cases", asked=False):
         write_cases(report, folder, settings)
+    repeat = repeated_from(folder)
     record = cleaned(without_changing(report.to_json()) if stable else report.to_json())
     if out is not None:
         with unwritten.attempt("the report"):
-            write_all(record, out)
+            write_all(record, out, repeat)
     if form != "text":
-        say(FORMATS[form][1](record), end="")
+        say(FORMATS[form][1](record, repeat), end="")
     else:
         console = screen()
         judged = print_unjudged(console, record, verbose=verbose)
@@ -155,7 +156,7 @@ def check(
         for subject in record["subjects"]:
             others = told_by(subject)
             for result in shown_in_full(subject):
-                repeated = how_to_repeat(folder / f"{result['counterexample']['id']}.json", subject["target"])
                 statement, also = run.statements.get(result["id"], ""), others.get(result["id"], ())
-                print_failure(console, result, statement, subject["name"], also=also, **repeated)
+                print_failure(console, result, statement, subject["name"], also=also,
+                              **repeat(subject, result["counterexample"]))  # fmt: skip
     return 130 if run.interrupted else unwritten.status(report.exit_status)

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from veriformer.properties.known.deviations import DeviationsError, apply_deviations, read_deviations, stale
-from veriformer.properties.results.records import Report
+from veriformer.properties.results.records import ERROR, FAIL, OPEN, Report
 from veriformer.reports.records import write_text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -73,14 +73,29 @@ class DeviationsFile:
         text, unneeded = read_or_empty(self.path), stale(report, self.known)
         if self.prune:
             text, count = pruned(text, unneeded)
-            err.print(f"{count} entries removed from {self.path}", markup=False)
+            err.print(f"{_counted(count, 'entry', 'entries')} removed from {self.path}", markup=False, soft_wrap=True)
             _hold_again(report)
         if self.update:
             text, count = recorded(report, text, self.reason)
             told = "" if self.reason or not count else "; write the reason of each, with a link if there is one"
-            err.print(f"{count} entries added to {self.path}{told}", markup=False)
+            told += _not_added(report)
+            err.print(f"{_counted(count, 'entry', 'entries')} added to {self.path}{told}", markup=False, soft_wrap=True)
         write_text(self.path, text)
         apply_deviations(report, read_deviations(self.path))
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _not_added(report: Report) -> str:
+    """Say of the open questions that they get no entry, and what answers them; of a run without failures, that too."""
+    asked = [r for r in report.results if r.outcome == OPEN]
+    if not asked:
+        return "" if any(r.outcome in (FAIL, ERROR) for r in report.results) else ": nothing fails"
+    lines = ", ".join(dict.fromkeys(r.declare for r in asked if r.declare))
+    answer = f": declare {lines} if that is by design" if lines else ""
+    return f"; {_counted(len(asked), 'open question is', 'open questions are')} no failure and got none{answer}"
 
 
 def _hold_again(report: Report) -> None:

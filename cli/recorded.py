@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from veriformer.properties.adapters.target import LIBRARY, Target, TargetError
 from veriformer.properties.results.records import Report
 from veriformer.reports.records import CASES, RecordError, hide_from_git, write_json, write_text
+from veriformer.reports.verdicts import Repeat, name_of
 
 SCHEMA = "veriformer-counterexample/1"
 
@@ -68,6 +70,16 @@ def how_to_repeat(path: Path, target: str) -> dict[str, str]:
     words += [] if _is_of_a_library(target) else ["--target", target]
     script = path.with_suffix(".py")
     return {"again": shlex.join(words), "script": shlex.join(["python", str(script)]) if script.is_file() else ""}
+
+
+def repeated_from(folder: Path) -> Repeat:
+    """Return what tells how the cases in a folder are shown again; see `how_to_repeat`."""
+
+    def repeat(subject: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, str]:
+        is_name = re.fullmatch("[0-9a-f]+", case["id"]) is not None  # whatever else a stored record says is no file
+        return how_to_repeat(folder / f"{case['id'] if is_name else 'none'}.json", name_of(subject))
+
+    return repeat
 
 
 def find_case(case: str) -> Path:

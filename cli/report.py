@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +53,20 @@ def report(file: Path, form: str, out: Path | None) -> int:
 
 
 def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Path) -> int:
-    from veriformer.cli.recorded import how_to_repeat
+    from veriformer.cli.recorded import repeated_from
     from veriformer.cli.unjudged import print_unjudged
     from veriformer.properties.results.reading import report_of
     from veriformer.reports.failure import print_failure
     from veriformer.reports.terminal import print_report
     from veriformer.reports.verdicts import shown_in_full, told_by
 
-    unwritten = Unwritten()
+    unwritten, repeat = Unwritten(), repeated_from(cases)
     if out is not None:
         with unwritten.attempt("the report"):
-            for path in write_all(record, out):
+            for path in write_all(record, out, repeat):
                 say(f"written: {path}", aside=form != "text")
     if form != "text":
-        say(FORMATS[form][1](record), end="")
+        say(FORMATS[form][1](record, repeat), end="")
         return unwritten.status(report_of(record).exit_status)
     console = screen()
     size = max((len(s["results"]) for s in record["subjects"]), default=0)
@@ -76,9 +75,7 @@ def _show_report(record: dict[str, Any], form: str, out: Path | None, cases: Pat
     for subject in record["subjects"]:
         others = told_by(subject)
         for result in shown_in_full(subject):
-            name = result["counterexample"]["id"]
-            is_name = re.fullmatch("[0-9a-f]+", name) is not None
-            repeated = how_to_repeat(cases / f"{name if is_name else 'none'}.json", subject["target"])
             statement, also = statements.get(result["id"], ""), others.get(result["id"], ())
-            print_failure(console, result, statement, subject["name"], also=also, **repeated)
+            print_failure(console, result, statement, subject["name"], also=also,
+                          **repeat(subject, result["counterexample"]))  # fmt: skip
     return unwritten.status(report_of(record).exit_status)

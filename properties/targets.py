@@ -241,8 +241,11 @@ def _is_module(thing: Any) -> bool:
 
 
 def _called(factory: Any, target: str) -> Any:
+    from veriformer.properties.adapters.functions import asked_for_kind
     from veriformer.properties.bench.guards import is_its_own
 
+    if told := asked_for_kind(factory, target):
+        raise TargetError(told)
     try:
         return factory()
     except BaseException as problem:

@@ -67,10 +67,10 @@ def print_case(
         _print_field(console, "also", ", ".join(also) + (" fail" if len(also) > 1 else " fails") + " of this cause")
     if again:
         _print_command(console, "again", again)
-        if script:
-            _print_command(console, "script", script)
-        else:
-            _print_field(console, "script", NO_SCRIPT)
+    if script:
+        _print_command(console, "script", script)
+    elif again:
+        _print_field(console, "script", NO_SCRIPT)
 
 
 def failure_text(

@@ -12,7 +12,7 @@ from veriformer.reports.badge import badge
 from veriformer.reports.junit import junit
 from veriformer.reports.records import CASES, hide_from_git, write_text
 from veriformer.reports.report_page import markdown, page
-from veriformer.reports.verdicts import results
+from veriformer.reports.verdicts import Repeat, results, unrepeated
 
 _ID = re.compile("[0-9a-f]+")  # of a case: whatever else a stored record says is no name of a file
 _CHANGING = {"seconds", "subject_seconds", "environment", "printed"}
@@ -23,21 +23,27 @@ def as_json(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
-FORMATS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
-    "json": ("report.json", as_json),
+FORMATS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], Repeat], str]]] = {
+    "json": ("report.json", lambda record, _: as_json(record)),
     "html": ("report.html", page),
     "markdown": ("report.md", markdown),
     "junit": ("junit.xml", junit),
-    "badge": ("badge.svg", badge),
+    "badge": ("badge.svg", lambda record, _: badge(record)),
 }
 """Format to the name of its file and what makes it."""
 
 
-def write_all(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write a report in every format; each file is whole or not there."""
+def write_all(record: Mapping[str, Any], folder: Path, repeat: Repeat = unrepeated) -> list[Path]:
+    """Write a report in every format; each file is whole or not there.
+
+    Args:
+        record: under `veriformer-report/1`.
+        folder: of the files.
+        repeat: the commands that show a case again.
+    """
     written = []
     for name, make in FORMATS.values():
-        write_text(folder / name, make(record))
+        write_text(folder / name, make(record, repeat))
         written.append(folder / name)
     return written
 

@@ -8,18 +8,19 @@ from typing import Any
 from xml.etree import ElementTree as Tree
 
 from veriformer.reports.readable import readable
-from veriformer.reports.verdicts import WORDS, again, is_void, name_of
+from veriformer.reports.verdicts import WORDS, Repeat, is_void, name_of, unrepeated
 
 _FAILURES = ("FAIL", "OPEN", "UNEXPECTED_PASS")
 _ERRORS = ("ERROR", "TIMEOUT", "VACUOUS", "BLOCKED")
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(record: Mapping[str, Any]) -> str:
+def junit(record: Mapping[str, Any], repeat: Repeat = unrepeated) -> str:
     """Return the XML. Deviations and what does not apply are skipped cases, with their reasons.
 
     Args:
         record: under `veriformer-report/1`.
+        repeat: the commands that show a case again.
     """
     root = Tree.Element(
         "testsuites", {"name": "veriformer", **_counts([r for s in record["subjects"] for r in s["results"]])}
@@ -27,7 +28,7 @@ def junit(record: Mapping[str, Any]) -> str:
     for subject in record["subjects"]:
         suite = Tree.SubElement(root, "testsuite", {"name": _clean(name_of(subject)), **_counts(subject["results"])})
         for result in subject["results"]:
-            _add_case(suite, subject, result)
+            _add_case(suite, subject, result, repeat)
     if is_void(record):
         suite = Tree.SubElement(root, "testsuite", name="canaries", tests="1", failures="0", errors="1", skipped="0")
         case = Tree.SubElement(suite, "testcase", classname="canaries", name="known-broken models are noticed")
@@ -52,21 +53,21 @@ def _counts(results: list[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _add_case(suite: Tree.Element, subject: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+def _add_case(suite: Tree.Element, subject: Mapping[str, Any], result: Mapping[str, Any], repeat: Repeat) -> None:
     time = {"time": f"{result['seconds']:.3f}"} if "seconds" in result else {}
     case = Tree.SubElement(
         suite, "testcase", {"classname": _clean(name_of(subject)), "name": _clean(result["id"]), **time}
     )
     outcome, reason = result["outcome"], _clean(result["reason"])
     if outcome in _FAILURES:
-        Tree.SubElement(case, "failure", message=reason, type=WORDS[outcome]).text = _details(subject, result)
+        Tree.SubElement(case, "failure", message=reason, type=WORDS[outcome]).text = _details(subject, result, repeat)
     elif outcome in _ERRORS:
         Tree.SubElement(case, "error", message=reason, type=WORDS[outcome])
     elif outcome != "PASS":
         Tree.SubElement(case, "skipped", message=f"{WORDS[outcome]}: {reason}")
 
 
-def _details(subject: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _details(subject: Mapping[str, Any], result: Mapping[str, Any], repeat: Repeat) -> str:
     found = result.get("counterexample")
     if not found:
         return ""
@@ -76,7 +77,7 @@ def _details(subject: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         f"expected: {found.get('expected', '')}",
         f"got: {found.get('got', '')}",
         f"likely: {found['cause']}" if found.get("cause") else "",
-        f"again: {again(subject, found)}",
+        *(f"{name}: {command}" for name, command in repeat(subject, found).items() if command),
     ]
     return _clean("\n".join(line for line in lines if line))
 

@@ -15,7 +15,25 @@ def reach(subject: Mapping[str, Any]) -> str:
     'T 1..65 of 512 · not reached: T 512 (memory)'
     """
     left = "; ".join(subject.get("unreached", {}))
-    return " · ".join(told for told in (sizes(subject), left and f"not reached: {left}") if told)
+    told = (sizes(subject), held_back(subject), left and f"not reached: {left}")
+    return " · ".join(filter(None, told))
+
+
+HELD_BACK = ", which must hold first, is a declared deviation"
+"""How the reason ends of a property that was not judged, since one that it rests on is declared not to hold."""
+
+
+def held_back(subject: Mapping[str, Any]) -> str:
+    """Return how many properties deviations keep from being judged, in words; power and reach are those of the others.
+
+    >>> held_back({"results": [{"outcome": "NOT_APPLICABLE", "reason": f"a.b{HELD_BACK}"}]})
+    'without 1 property that a deviation from a.b holds back'
+    """
+    reasons = [r["reason"] for r in subject.get("results", ()) if r["outcome"] == "NOT_APPLICABLE"]
+    held = [reason.removesuffix(HELD_BACK) for reason in reasons if reason.endswith(HELD_BACK)]
+    many, by = "property" if len(held) == 1 else "properties", list(dict.fromkeys(held))
+    who = f"a deviation from {by[0]} holds" if len(by) == 1 else f"deviations from {', '.join(by)} hold"
+    return f"without {len(held)} {many} that {who} back" if held else ""
 
 
 def sizes(subject: Mapping[str, Any]) -> str:

@@ -13,22 +13,22 @@ from veriformer.reports.badge import badge
 from veriformer.reports.failure import failure_text
 from veriformer.reports.page import render
 from veriformer.reports.printed import shown
-from veriformer.reports.reach import sizes
+from veriformer.reports.reach import held_back, sizes
 from veriformer.reports.readable import as_code, in_markdown, readable
 from veriformer.reports.stories import Story, fields, stories
 from veriformer.reports.verdicts import (
     NO_SCRIPT,
     TROUBLES,
     WORDS,
-    again,
+    Repeat,
     core,
     is_void,
     name_of,
     provenance,
     questions,
     results,
-    script_of,
     total,
+    unrepeated,
 )
 
 _PRINTED = 4096  # characters of what a subject printed, in a page that is read as text
@@ -37,11 +37,12 @@ _TONES = {"PASS": "good", "OPEN": "ask", "DEVIATION": "warn", "BLOCKED": "none",
 _SIGNS = {"PASS": "✓", "OPEN": "?", "DEVIATION": "d", "BLOCKED": "–"}
 
 
-def page(record: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any], repeat: Repeat = unrepeated) -> str:
     """Return the page: what fails and why, then every result. One file, no network, for light and dark screens.
 
     Args:
         record: under `veriformer-report/1`.
+        repeat: the commands that show a case again.
     """
     holds, applicable = core(record)
     told = [
@@ -67,7 +68,7 @@ def page(record: Mapping[str, Any]) -> str:
         leading={(name_of(s), i): r["counterexample"]["id"] for s, r, others in told for i in others},
         asked=[(s, declare, of) for s in record["subjects"] for declare, of in questions(s).items()],
         fields=fields,
-        again=again,
+        again=lambda subject, case: repeat(subject, case)["again"],
         printed=[(s, output) for s in record["subjects"] if (output := shown(s))],
         mark=_mark,
         about=_about,
@@ -89,7 +90,7 @@ def title(record: Mapping[str, Any]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} subjects"
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def markdown(record: Mapping[str, Any], repeat: Repeat = unrepeated) -> str:
     """Return the report as Markdown: a row a subject, then what does not simply pass, with reasons."""
     rows = [
         {
@@ -110,14 +111,14 @@ def markdown(record: Mapping[str, Any]) -> str:
             ids, reason = ", ".join(r["id"] for r in asked), asked[0]["reason"]
             lines.append(f"- **open** {as_code(name_of(subject))} {in_markdown(f'{ids}: {reason}')} {as_code(declare)}")
     if any(stories(subject) for subject in record["subjects"]):
-        lines += ["", "Commands are for the folder that the run was started in; `DIR` is the folder of this file."]
+        lines += ["", "Commands are for the folder that the run was started in."]
     for subject in record["subjects"]:
         for story in stories(subject):
             lines += [
                 "",
                 f"### {as_code(story.told['id'])}: {as_code(name_of(subject))}",
                 "",
-                *_told(record, subject, story),
+                *_told(record, subject, story, repeat),
             ]
     lines += [""]
     for subject, result in results(record):
@@ -129,13 +130,11 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _told(record: Mapping[str, Any], subject: Mapping[str, Any], story: Story) -> list[str]:
+def _told(record: Mapping[str, Any], subject: Mapping[str, Any], story: Story, repeat: Repeat) -> list[str]:
     """Return one story as a terminal shows it; nothing in it is markup, which a fence of code could not promise."""
     statement = record.get("properties", {}).get(story.told["id"], {}).get("statement", "")
     also, case = [r["id"] for r in story.others], story.case
-    text = failure_text(
-        story.told, statement, subject["name"], again=again(subject, case), script=script_of(case), also=also
-    )
+    text = failure_text(story.told, statement, subject["name"], also=also, **repeat(subject, case))
     return ["<pre>", *html.escape("\n".join(text.splitlines()[1:]), quote=False).splitlines(), "</pre>"]
 
 
@@ -155,7 +154,10 @@ def _count(subject: Mapping[str, Any], outcome: str) -> int:
 
 def _power(subject: Mapping[str, Any]) -> str:
     power = subject["power"]
-    return f"{power['noticed']}/{power['tried']}" if power and power["tried"] else (power or {}).get("why", "")
+    if not (power and power["tried"]):
+        return str((power or {}).get("why", ""))
+    held = held_back(subject)
+    return f"{power['noticed']}/{power['tried']}" + (f" {held}" if held else "")
 
 
 def _about(subject: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -165,6 +167,7 @@ def _about(subject: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("declared", facts),
         ("believed, not verified", ", ".join(subject.get("believed") or [])),
         ("seen", "; ".join(subject.get("probed") or [])),
+        ("power and reach", held_back(subject)),
         ("reach", sizes(subject)),
         ("plan", subject.get("plan") or ""),
         ("not reached", "; ".join(subject.get("unreached") or {})),

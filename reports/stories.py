@@ -10,6 +10,9 @@ from typing import Any
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _SIZES = ("B", "T", "S")  # labels of choices that make a case large
+_UNSTEADY = ("dropout.eval-deterministic", "numerics.stateless")
+"""What fails where a model answers otherwise each time: first, since it explains whatever else fails of it."""
+
 _INSIDE = "anatomy"  # the family that looks inside a running model: where a fault is that others see from outside
 
 
@@ -35,8 +38,9 @@ class Story:
 def stories(subject: Mapping[str, Any]) -> list[Story]:
     """Return the failures of a subject by their cause, the simplest first.
 
-    Failures are of one cause if the same words name it, numbers apart; what was seen inside the model
-    (`anatomy.mask`) belongs to the cause that names that part. Where no cause was found, each stands for itself.
+    Failures are of one cause if the same words name it, numbers apart, or the same words and more; what was seen
+    inside the model (`anatomy.mask`) belongs to the cause that names that part. Where no cause was found, each stands
+    for itself, or belongs to the cause that it says itself.
 
     Args:
         subject: of a report under `veriformer-report/1`.
@@ -45,13 +49,23 @@ def stories(subject: Mapping[str, Any]) -> list[Story]:
     for result in subject["results"]:
         if result["outcome"] == "FAIL" and result.get("counterexample"):
             groups.setdefault(_NUMBER.sub("#", cause_of(result)) or result["id"], []).append(result)
+    for key, (first, *_) in list(groups.items()):
+        said = _NUMBER.sub("#", first["counterexample"].get("headline", "")) if key == first["id"] else key
+        if home := next((k for k in groups if k != key and said in (k, k.partition(", ")[0])), None):
+            groups[home] += groups.pop(key)
     for key in [k for k, found in groups.items() if all(_family(r) == _INSIDE for r in found)]:
         part = groups[key][0]["id"].partition(".")[2].partition("-")[0]
         outside = (k for k, found in groups.items() if k != key and _family(found[0]) != _INSIDE)
         if home := next((k for k in outside if re.search(rf"\b{part}", cause_of(groups[k][0]))), None):
             groups[home] += groups.pop(key)
-    told = [_story(sorted(found, key=difficulty)) for found in groups.values()]
-    return sorted(told, key=lambda story: difficulty(story.told))
+    told = [_story(sorted(found, key=_rank)) for found in groups.values()]
+    return sorted(told, key=lambda story: _rank(story.told))
+
+
+def _rank(result: Mapping[str, Any]) -> tuple[int, tuple[bool, bool, bool, float]]:
+    """Return what failures and stories are sorted by: first that answers change from call to call, then simplicity."""
+    id_ = result["id"]
+    return _UNSTEADY.index(id_) if id_ in _UNSTEADY else len(_UNSTEADY), difficulty(result)
 
 
 def difficulty(result: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
@@ -67,7 +81,9 @@ def _story(found: Sequence[Mapping[str, Any]]) -> Story:
     case = first["counterexample"]
     picture = next((p for r in found if (p := r["counterexample"].get("influence"))), None)
     inside = [cause for r in others if _family(r) == _INSIDE and (cause := cause_of(r)) != case.get("cause")]
-    cause = "; seen inside: ".join([case.get("cause", ""), *dict.fromkeys(inside)])
+    own = case.get("cause", "")
+    more = next((cause for r in others if own and (cause := cause_of(r)).startswith(f"{own}, ")), own)
+    cause = "; seen inside: ".join([more, *dict.fromkeys(inside)])
     return Story({**first, "counterexample": {**case, "influence": picture, "cause": cause}}, others)
 
 

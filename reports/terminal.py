@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from veriformer.reports.failure import paper, print_failure, written
-from veriformer.reports.reach import sizes
+from veriformer.reports.reach import held_back, sizes
 from veriformer.reports.readable import one_line
 from veriformer.reports.verdicts import WORDS, questions, shown_in_full, told_by
 
@@ -73,6 +73,8 @@ def print_report(
             line.append(f"; {planned - len(subject['results'])} properties were not judged, the run ended before")
         if subject["power"] and subject["power"]["tried"]:
             line.append(f", power {subject['power']['noticed']}/{subject['power']['tried']}")
+        if held := held_back(subject):
+            line.append(f", {held}")
         _print_hanging(console, line, 2)
         if told := twin(subject):
             _print_hanging(console, Text(f"    = {told}", style="bold green"), 6)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from veriformer.reports.stories import cause_of, stories
@@ -59,14 +58,14 @@ def name_of(subject: Mapping[str, Any]) -> str:
     return str(subject.get("target") or subject["name"])
 
 
-def again(subject: Mapping[str, Any], case: Mapping[str, Any]) -> str:
-    """Return the command that judges a recorded case again, in the folder of its run; `DIR` is that of its report."""
-    return shlex.join(["veriformer", "replay", f"DIR/.veriformer/{case['id']}.json", "--target", name_of(subject)])
+Repeat = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, str]]
+"""From a subject and one of its cases to the commands that show the case again from where a person stands: `again` and
+`script`, each "" where its file was not written."""
 
 
-def script_of(case: Mapping[str, Any]) -> str:
-    """Return the command that runs the script of a case, likewise; "" without one."""
-    return f"python DIR/.veriformer/{case['id']}.py" if case.get("script") else ""
+def unrepeated(subject: Mapping[str, Any], case: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return no commands: of a case that was written nowhere."""
+    return {"again": "", "script": ""}
 
 
 def core(record: Mapping[str, Any]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ VIOLATED, HOLDS = (1, "-> violated"), (0, "-> holds")
 def decision(script: str) -> tuple[object, str]:
     """Run a script and return its exit status with the words that its last line ends in; or what it raised."""
     printed, path, finders, modules = io.StringIO(), sys.path[:], sys.meta_path[:], dict(sys.modules)
+    hook = sys.excepthook
     try:
         with isolated(), contextlib.redirect_stdout(printed):
             exec(compile(script, "<script>", "exec"), {"__name__": "__main__", "__file__": "script.py"})
@@ -25,7 +26,7 @@ def decision(script: str) -> tuple[object, str]:
     except Exception:
         return "raised", traceback.format_exc()
     finally:
-        sys.path[:], sys.meta_path[:] = path, finders
+        sys.path[:], sys.meta_path[:], sys.excepthook = path, finders, hook
         for name in [n for n in sys.modules if n not in modules]:
             del sys.modules[name]
         sys.modules.update(modules)

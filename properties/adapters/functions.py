@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from veriformer.properties.adapters.unknown.arguments import arguments_of, by_ro
 from veriformer.properties.adapters.unknown.understanding import NotCalledError
 from veriformer.properties.adapters.unknown.wiring import picks
 from veriformer.properties.adapters.unknown.written import attempt, written
+from veriformer.properties.subject.kinds import KINDS, Kind
 from veriformer.properties.subject.subject import Subject
 
 _MASKS = (
@@ -35,6 +37,49 @@ def takes_scores_parts(function: Any) -> bool:
     arguments = arguments_of(function)
     roles = [a.role for a in arguments[:3]]
     return roles == ["query", "key", "value"] and not any(a.is_required and a.role != "mask" for a in arguments[3:])
+
+
+def asked_for_kind(function: Any, target: str) -> str:
+    """Return what to say of a function that needs arguments, and so makes no subject; "" for one that needs none.
+
+    Args:
+        function: that was named and is not recognised.
+        target: that named it.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not needed:
+        return ""
+    kind = _kind_like([p.name.lower() for p in parameters])
+    said = f"--kind {kind.name} perhaps: that is called with {kind.signature}" if kind else "--kind KIND"
+    model_first = ", or (model, ...) where its first argument is called model" if kind else ""
+    returns = f", and returns {kind.returns}" if kind else ""
+    return (
+        f"{target} is a function of ({', '.join(p.name for p in parameters)}), and one that makes a Subject takes "
+        f"no argument; if it is itself what is to be judged say its kind, {said}{model_first}{returns}; "
+        "`veriformer kinds` lists them all"
+    )
+
+
+def _kind_like(names: Sequence[str]) -> Kind | None:
+    """Return the kind whose required arguments are all among these names; None where there is none, or are none."""
+    words = {_OTHER_WORDS.get(name, name) for name in names}
+    found: dict[str, set[str]] = {}
+    for name, kind in KINDS.items():
+        bare = re.sub(r"\[[^]]*\]", "", kind.signature).strip("()")
+        found[name] = {part.strip() for part in bare.split(",") if part.strip() and "=" not in part}
+    fitting = [name for name, needed in found.items() if needed and needed <= words]
+    return KINDS[max(fitting, key=lambda name: len(found[name]))] if fitting else None
+
+
+_OTHER_WORDS = {
+    "query": "q", "queries": "q", "key": "k", "keys": "k", "value": "v", "values": "v", "input_ids": "tokens",
+    "idx": "tokens", "ids": "tokens", "hidden_states": "x", "src": "source", "tgt": "target", "targets": "labels",
+}  # fmt: skip
+"""Other names of the arguments of kinds."""
 
 
 def attention_of(function: Any) -> Subject:

@@ -58,18 +58,22 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
     if kind in (None, "attention") and takes_scores_parts(thing) and "attention_mask" not in _arguments(thing):
         return attention_of(thing)
     if callable(thing) and kind is not None:
-        forward = thing
+        takes_model = next(iter(_arguments(thing)), "") in MODEL_FIRST
         return Subject(
             kind=kind,
             name=getattr(thing, "__name__", kind),
-            forward=_Function(forward),
-            mask_forms=_mask_forms(forward, kind),
+            forward=thing if takes_model else _Function(thing),
+            mask_forms=_mask_forms(thing, kind),
         )
     return None
 
 
-def _arguments(function: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+def _arguments(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+MODEL_FIRST = ("model", "module")
+"""Names by which a function of somebody's says that it is called with a model first, as `Subject.forward` is."""
 
 
 class _Function:

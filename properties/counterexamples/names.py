@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from veriformer.properties.counterexamples.literals import literal, of_tensor
 from veriformer.properties.counterexamples.program import Line, Program, UnwritableError
 
-_SMALL = 200  # numbers that a reader may still want to see; a larger input is drawn again by the script
+SMALL = 200
+"""Numbers that a reader may still want to see; a larger input is drawn again by the script."""
+
+FEW = 6
+"""Numbers that take no more room than the line that draws them."""
+
 _LARGEST = 20_000  # numbers that a script may hold where it cannot draw them again
 _SHARED = (bool, int, str, type(None), torch.dtype, torch.device, slice, range)
 """Types of which equal values are one object, wherever they come from."""
@@ -43,13 +48,14 @@ class Names:
 
     Args:
         program: gets the lines that define literals.
+        small: most numbers of an input that is shown with them, and not drawn again.
 
     Attributes:
         with_gradients: variables that a backward pass may change.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, small: int = SMALL) -> None:
+        self._program, self._small = program, small
         self._names: dict[int, str] = {}
         self._given: set[int] = set()
         self._literals: list[tuple[Tensor, int, str, Tensor | None]] = []
@@ -167,7 +173,7 @@ class Names:
 
     def changes(self, value: Tensor) -> None:
         """Say that the program is about to change a given tensor, which depends on the subject from then on."""
-        drawn = self._names[id(value)] if value.numel() > _SMALL else ""
+        drawn = self._names[id(value)] if value.numel() > self._small else ""
         self._now_depends(value, drawn or self.define(value, named=True))
 
     def changed(self, value: Tensor, version: int) -> None:
@@ -184,7 +190,7 @@ class Names:
         known = self._names.get(id(value))
         if known is None:
             raise UnwritableError("a tensor from inside of the model, or from before")
-        if known and (drawn or not self.is_given(value) or value.numel() > _SMALL):
+        if known and (drawn or not self.is_given(value) or value.numel() > self._small):
             return known
         if value.numel() > _LARGEST:
             raise UnwritableError("too many numbers")

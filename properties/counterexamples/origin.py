@@ -74,10 +74,10 @@ def where_from(subject: Subject, parts: Iterable[str], sources: Sources) -> str:
         sources.claim(USER, behind)
     if module is not None and source_of(subject.forward) is None and _is_subject(given, subject):
         lines = [_importing(module, sources), f"subject = {expression}"]
-        for part in parts:
-            value = getattr(subject, part)
-            was_there = getattr(value, "__module__", None) != callable_subject.__module__
-            lines.append(f"{part} = {f'subject.{part}' if was_there else sources.expression(value)}")
+        given = {part: getattr(subject, part) for part in parts}
+        own = [p for p, value in given.items() if getattr(value, "__module__", None) != callable_subject.__module__]
+        lines += [f"{', '.join(own)} = {', '.join(f'subject.{part}' for part in own)}"] * bool(own)
+        lines += [f"{part} = {sources.expression(value)}" for part, value in given.items() if part not in own]
         return "\n".join(lines)
     if given is not None:
         sources.know(given, expression)

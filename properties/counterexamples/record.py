@@ -9,6 +9,7 @@ from typing import Any
 from veriformer.properties.bench.guards import SubjectTimeoutError
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.causes.asking import last_answer_to
+from veriformer.properties.counterexamples.names import FEW, SMALL
 from veriformer.properties.counterexamples.program import Program
 from veriformer.properties.counterexamples.recorder import Recorder
 from veriformer.properties.counterexamples.script import script
@@ -41,15 +42,28 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
         cause=last_answer_to(lambda: cause_of(prop, case, problem)) or "",
         influence=None if influence is None else {"magnitude": influence.magnitude, "allowed": influence.allowed},
     )
-    program = _recorded(prop, case.bench, found.choices)
-    if program is not None:
-        found.script = last_answer_to(lambda: script(prop, case.bench, found, program)) or ""
+    found.script = _written(prop, case.bench, found)
     return found
 
 
-def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any]) -> Program | None:
+_ONE_SCREEN = 60  # lines
+
+
+def _written(prop: Property, bench: Workbench, found: Counterexample) -> str:
+    """Return the script with its inputs shown; where that is long, with inputs drawn again if it is shorter so."""
+    scripts = []
+    for small in (SMALL, FEW):
+        program = _recorded(prop, bench, found.choices, small)
+        text = None if program is None else last_answer_to(lambda made=program: script(prop, bench, found, made))
+        scripts += [text] if text else []
+        if not text or text.count("\n") <= _ONE_SCREEN:
+            break
+    return min(scripts, key=lambda text: text.count("\n"), default="")
+
+
+def _recorded(prop: Property, bench: Workbench, choices: dict[str, Any], small: int) -> Program | None:
     """Run the case under a recorder; None if it does not end in the same way any more."""
-    bench.recorder = recorder = Recorder(bench.subject, bench.device)
+    bench.recorder = recorder = Recorder(bench.subject, bench.device, small)
     try:
         with recorder:
             prop.check(Case(bench, RecordedDraws(choices)))

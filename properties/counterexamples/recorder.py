@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from veriformer.properties.bench.pool import WEIGHT_SEED, Built
 from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.modes import in_modes, left, seeded
-from veriformer.properties.counterexamples.names import Names, one_of_its_own
+from veriformer.properties.counterexamples.names import SMALL, Names, one_of_its_own
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Line, Program, UnwritableError
 from veriformer.properties.counterexamples.tracing import Tracing
 from veriformer.properties.engine.calling import Caller
@@ -35,19 +35,24 @@ PARTS = (
 class Recorder(TorchFunctionMode):
     """Records while it is entered; steps aside while the subject itself runs.
 
+    Args:
+        subject: that is judged.
+        device: where its models are.
+        small: most numbers of an input that is shown with them, and not drawn again.
+
     Attributes:
         program: so far.
         path: how the subject is called next.
     """
 
-    def __init__(self, subject: Subject, device: torch.device) -> None:
+    def __init__(self, subject: Subject, device: torch.device, small: int = SMALL) -> None:
         super().__init__()
         self.program = Program()
         self.path: Path = DEFAULT
         self._subject = subject
         self._device = device
         self._parts = {id(part): name for name in PARTS if (part := getattr(subject, name)) is not None}
-        self._names = Names(self.program)
+        self._names = Names(self.program, small)
         self._tracing = Tracing(self.program, self._names, self._expression)
         self._models: dict[str, Any] = {}
         self._is_aside = False

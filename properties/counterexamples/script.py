@@ -22,12 +22,11 @@ from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, 
 from veriformer.properties.counterexamples.shortening import (
     WIDTH,
     inlined,
-    making_of,
+    merged,
     paragraphs,
-    redrawing_of,
     wrapped,
 )
-from veriformer.properties.counterexamples.source import Sources, is_installed
+from veriformer.properties.counterexamples.source import Sources, is_installed, making_of, redrawing_of
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
@@ -49,7 +48,13 @@ _BOUNDED = ("close", "exact")
 """Judgements of a difference that is too large: what is right stays below the same limit with any weights."""
 
 _COUNTED = re.compile(r"[a-z]+\d+")
-_STANDARD = ("copy.", "functools.", "types.", "sys.", "importlib.util.")
+_STANDARD = ("copy.", "functools.", "os.", "types.", "sys.", "importlib.util.")
+_IN_ONE_LINE = ("copy", "functools", "itertools", "math", "os", "sys", "types")
+_NOT_RUN = """
+sys.excepthook = lambda kind, problem, trace: (  # Python's own status would pass for a violation
+    print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr), os._exit(2))
+"""
+_BELOW = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
 
 
 def script(prop: Property, bench: Workbench, found: Counterexample, program: Program) -> str:
@@ -91,9 +96,10 @@ class _Parts:
         if lines is None or program.judged is None:
             raise UnwritableError("a judgement that does not rest on what the subject gave")
         self.bench = bench
-        self.redrawn = redrawn
-        body = "\n".join(inlined(lines, _verdict(program.judged, bench.device)))
+        body = "\n".join(merged(inlined(lines, _verdict(program.judged, bench.device))))
         self.body = _renumbered(body, {name for line in lines for name in line.makes})
+        redrawn = redrawn and self.body.count(f"{MADE}(") > self.body.count(", redrawn=False)")
+        self.redrawn = redrawn
         if not redrawn:
             self.body = self.body.replace(", redrawn=False", "")
         words = words_in(self.body)
@@ -111,7 +117,7 @@ class _Parts:
         self.origin = where_from(bench.subject, self.used, self.sources)
         self.shared = [redrawing] if redrawing else []
         if MADE in words:
-            self.shared.append(making_of(self.body, program.models, redrawn=redrawn))
+            self.shared.append(making_of(self.body, program.models, redrawn=redrawn, in_short=bool(redrawing)))
 
     def shows_it(self, text: str) -> bool:
         """Whether the program finds the subject violated: the one at hand, where the user's code is imported."""
@@ -129,7 +135,7 @@ class _Parts:
             f"{prop.statement} Not so here: {found.headline}.",
             " ".join([numbers, f"Likely cause: {found.cause}." if found.cause else ""]).strip(),
             f"{prop.id}: {prop.formula} ({prop.source.rstrip('.')}). Exits with status 1 while it does not hold, "
-            "with 0 once it does.",
+            "0 once it does, 2 where it cannot run.",
         )
         inner = textwrap.indent(wrapped(self.body, WIDTH - 4), "    ")
         last = f"print({prop.id!r}, "
@@ -143,7 +149,7 @@ class _Parts:
         if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
-            chunks = [*own, self.origin, case, *below]
+            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if len(below) > 1 else below)]
         return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
@@ -151,17 +157,24 @@ class _Parts:
         lines = {f"import {name[:-1]}" for name in _STANDARD if re.search(rf"\b{re.escape(name)}", text)}
         lines |= {"from pathlib import Path"} if re.search(r"\bPath\(", text) else set()
         lines |= {"from unittest import mock"} if "mock.Magic" in text else set()
+        lines |= {"import os", "import sys"} if head else set()
         lines |= self.sources.imports | {"import torch"}
         ours = sorted(
             _joined(lines), key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line)
         )
         future = ["from __future__ import annotations"] * any("@dataclass" in chunk for chunk in self.sources.chunks)
-        return "\n\n".join([*head, *future, "\n".join(ours), text]) + "\n"
+        imports = "\n".join(ours) + _NOT_RUN * bool(head)  # and where the subject is from, right below
+        gap = "\n" * (1 if head else 2) * (not head or chunks[0] != self.origin)
+        return "\n\n".join([*head, *future, f"{imports}{gap}{text}"]) + "\n"
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
     """Return lines of imports, those from one module in one line."""
+    lines = {*lines}
+    standard = sorted(line.removeprefix("import ") for line in lines if line[7:] in _IN_ONE_LINE)
+    lines -= {f"import {name}" for name in standard}
     whole = [line for line in lines if not line.startswith("from ") or " as " in line]
+    whole += [f"import {', '.join(standard)}"] * bool(standard)
     found: dict[str, list[str]] = {}
     for line in sorted({*lines} - {*whole}):
         module, _, name = line.removeprefix("from ").partition(" import ")
@@ -190,7 +203,7 @@ class _EndError(Exception):
 
 def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bool:
     """Run a script here, with what stands there already, and tell whether it decides that the property is violated."""
-    path, finders, modules = sys.path[:], sys.meta_path[:], dict(sys.modules)
+    path, finders, modules, hook = sys.path[:], sys.meta_path[:], dict(sys.modules), sys.excepthook
     try:
         guarded(_run, (text, given), {}, 2 * bench.settings.call_seconds)
     except SubjectError as problem:
@@ -198,7 +211,7 @@ def _ends_in_violation(text: str, given: dict[str, Any], bench: Workbench) -> bo
     except SubjectTimeoutError:
         return False
     finally:
-        sys.path[:], sys.meta_path[:] = path, finders
+        sys.path[:], sys.meta_path[:], sys.excepthook = path, finders, hook
         for name in [n for n, module in sys.modules.items() if n not in modules and not is_installed(module)]:
             del sys.modules[name]  # the user's file, as the script has imported it
         sys.modules.update(modules)

@@ -8,14 +8,10 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from torch import nn
+from veriformer.properties.counterexamples.program import Line
 
-from veriformer.properties.bench.pool import WEIGHT_SEED
-from veriformer.properties.counterexamples.program import MADE, Line
-
-WIDTH = 100
+WIDTH = 110
 _ASSIGNED = re.compile(r"([a-z]+\d+) = (.+)")
 _DECIDED = ("got = ", "expected = ")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
@@ -58,6 +54,28 @@ def inlined(lines: Sequence[Line], verdict: Sequence[str]) -> list[str]:
     return texts
 
 
+def merged(texts: Sequence[str]) -> list[str]:
+    r"""Return statements, those that follow one another in the same mode under one line that says so.
+
+    What makes a leaf of a graph of what was made the line before stands in that line.
+
+    >>> merged(["with torch.no_grad():\n    a()", "with torch.no_grad():\n    b()"])
+    ['with torch.no_grad():\n    a()\n    b()']
+    """
+    kept: list[str] = []
+    for text in texts:
+        mode, _, inner = text.partition("\n")
+        name, _, change = text.partition(".")
+        if change == "requires_grad_()" and kept and re.fullmatch(rf"{name} = [^\n]*\)", kept[-1]):
+            kept[-1] += ".requires_grad_()"
+            continue
+        if kept and mode.startswith("with ") and kept[-1].startswith(f"{mode}\n    ") and inner.startswith("    "):
+            kept[-1] += f"\n{inner}"
+        else:
+            kept.append(text)
+    return kept
+
+
 def _draws(line: Line) -> tuple[str, ...]:
     """Return the generators that a line draws from."""
     return tuple(name for name in line.makes if name.startswith("generator")) if len(line.makes) > 1 else ()
@@ -89,14 +107,28 @@ def _drawn_in_short(lines: Sequence[Line], verdict: Sequence[str]) -> tuple[list
         if not is_idle or found is None:
             kept.append((text, line))
         elif kept and kept[-1][0].startswith(_IDLE):
-            kept[-1] = (f"{kept[-1][0][:-1]}, {found[2]}]", line)
+            kept[-1] = (f"{kept[-1][0]}\n{found[2]}", line)
         else:
-            kept.append((f"{_IDLE}{found[2]}]", line))
+            kept.append((f"{_IDLE}\n{found[2]}", line))
+    kept = [(_idle(text) if text.startswith(_IDLE) else text, line) for text, line in kept]
     return [text for text, _ in kept], [line for _, line in kept]
 
 
 _MANY = 4  # draws, from which on their names are worth a line
-_IDLE = "# drawn, and not used here\n_ = ["
+_IDLE = "# drawn, and not used here"
+_OF_SIZE = re.compile(r"(draw_normal|draw_uniform)\((\(.*\))\)")
+
+
+def _idle(text: str) -> str:
+    """Return one statement for draws that nothing uses, which are told one a line below what is said of them."""
+    told, *draws = text.split("\n")
+    sizes = [found for draw in draws if (found := _OF_SIZE.fullmatch(draw))]
+    if len(sizes) < len(draws) or len({found[1] for found in sizes}) > 1 or len(draws) == 1:
+        return f"_ = [{', '.join(draws)}]  {told}"
+    shapes = [found[2] for found in sizes]
+    many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(shapes)}]"
+    drawn = f"{sizes[0][1]}({shapes[0] if len({*shapes}) == 1 else 'size'})"
+    return f"_ = [{drawn} for {'_' if len({*shapes}) == 1 else 'size'} in {many}]  {told}"
 
 
 def _is_used(name: str, texts: Sequence[str]) -> bool:
@@ -180,6 +212,19 @@ def untyped(source: str) -> str:
         (first, left), (last, right) = start, end
         head = lines[first - 1].encode()[:left].decode()
         lines[first - 1 : last] = [head + lines[last - 1].encode()[right:].decode()]
+    return _heads_in_one_line("\n".join(lines))
+
+
+def _heads_in_one_line(source: str) -> str:
+    """Return source in which a function that takes no types any more says in one line what it takes."""
+    lines = source.split("\n")
+    for node in sorted(ast.walk(ast.parse(source)), key=lambda node: -getattr(node, "lineno", 0)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.body[0].lineno == node.lineno:
+            continue
+        head = lines[node.lineno - 1 : node.body[0].lineno - 1]
+        joined = " ".join(line.strip() for line in head).replace("( ", "(").replace(", )", ")")
+        if len(head) > 1 and "#" not in joined and '"' not in joined and "'" not in joined:
+            lines[node.lineno - 1 : node.body[0].lineno - 1] = [" " * node.col_offset + joined]
     return "\n".join(lines)
 
 
@@ -198,67 +243,11 @@ def _end(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or node.lineno, node.end_col_offset or 0
 
 
-def making_of(body: str, models: Sequence[Any], *, redrawn: bool) -> str:
-    """Return the source of the function that builds a model of drawn sizes, as far as a body calls for it.
-
-    Args:
-        body: source that calls it.
-        models: that were built.
-        redrawn: whether their weights are drawn anew, by `redraw_weights`.
-    """
-    raw, placed, other = (f"{word}=" in body for word in ("redrawn", "device", "seed"))
-    takes = ", redrawn=True" * raw + ', device="cpu"' * placed + f", seed={WEIGHT_SEED}" * other
-    ready = f"model{'.to(device)' * placed}.to(dtype).eval()"
-    after = [f"model = {ready}", *["if redrawn:"] * (redrawn and raw)]
-    after += [f"{'    ' * raw}redraw_weights(model, {WEIGHT_SEED})"] * redrawn
-    if all(isinstance(model, nn.Module) for model in models):
-        built = [
-            f"        {ready.replace('model', 'model = build(config)', 1)}",
-            *(f"    {line}" for line in after[1:]),
-        ]
-    else:  # of functions there is nothing to be placed
-        built = ["        model = build(config)", "    if isinstance(model, torch.nn.Module):"]
-        built += [f"        {line}" for line in after]
-    return "\n".join(
-        [
-            f"def {MADE}(config, dtype{takes}):",
-            "    with torch.random.fork_rng(devices=[]):",
-            f"        torch.manual_seed({'seed' if other else WEIGHT_SEED})",
-            *built,
-            "    return model",
-        ]
-    )
-
-
-_REDRAWING = """def redraw_weights(model, seed):  # to unit gain: the small weights of a fresh model hide errors
-    generator = torch.Generator().manual_seed(seed)
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        before, some = parameter.detach().double(), 0.25 * noise.clamp(-2, 2)
-        value = before * (1 + some) + 0.05 * noise
-        if parameter.ndim >= 2:
-            value = noise if id(parameter) in tables else noise / parameter[0].numel() ** 0.5
-        elif (before == before[0]).all() and before[0] in (0, 1):
-            value = 1 + some if before[0] else 0.25 * noise
-        parameter.data.copy_(value)"""
-
-
-def redrawing_of(models: Sequence[Any]) -> str:
-    """Return a short source of `redraw_weights` that gives models the same weights; "" where only the whole does."""
-    modules = [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
-    parameters = [p for part in modules for p in part.parameters(recurse=False)]
-    usual = all(
-        p.is_floating_point() and p.numel() and p.ndim and p.requires_grad and p.device.type == "cpu"
-        for p in parameters
-    )
-    others = [m for m in modules if type(m).__name__ == "Conv1D" or getattr(m, "padding_idx", None) is not None]
-    return _REDRAWING if usual and not others else ""
-
-
 def paragraphs(*texts: str) -> str:
     """Return paragraphs as the docstring of a script, broken at its width."""
     told = "\n\n".join(
         textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in texts if text
     )
-    return '"""' + told.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '\n"""'
+    quotes = '"' if told.endswith('"') else '"""'  # which would end it
+    told = told.replace("\\", "\\\\").replace(quotes, '\\"' * len(quotes))
+    return f'"""{told}"""'

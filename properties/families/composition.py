@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -55,6 +58,10 @@ def layers_follow_one_another(case: Case) -> None:
         order, seen = case.apply(passed_through, layers, run)
         if not order:
             case.does_not_apply("its layers are not called as modules")
+        inlined = [layer for index, layer in enumerate(layers) if index not in order]
+        with off_the_record(case):
+            if inlined and all(_uses(run, layer) for layer in inlined):
+                case.does_not_apply("the parts of a layer are used one by one, not the layer as a module")
         if not any(isinstance(made, Tensor) for _, _, made in seen):
             case.does_not_apply("its layers give no tensor that could be compared")
         if _in_parts(seen, layers):
@@ -80,6 +87,26 @@ def layers_follow_one_another(case: Case) -> None:
             compared = True
     if not compared:
         case.does_not_apply("its layers map no sequence [B, T, D] to another")
+
+
+class _Handed(TorchFunctionMode):
+    """Notes which tensors are handed to torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ids |= {id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def _uses(run: Callable[[], object], layer: nn.Module) -> bool:
+    """Return whether a call uses most parameters of a layer: its code then stands outside of it."""
+    with _Handed() as handed:
+        run()
+    own = [id(parameter) in handed.ids for parameter in layer.parameters()]
+    return sum(own) * 2 > len(own)
 
 
 def _in_parts(seen: list[tuple[int, Tensor | None, Tensor | None]], layers: list[nn.Module]) -> bool:
@@ -156,6 +183,8 @@ def passed_through(
 def _order_cause(order: list[int], layers: list[nn.Module]) -> str | None:
     if len({id(layer) for layer in layers}) < len(layers):
         return "one layer stands in the list several times; if layers share on purpose, declare shared_layers=True"
-    if len(set(order)) == 1:
+    if len(set(order)) == 1 < len(order):
         return f"layer {order[0]} is applied again and again"
+    if left := [str(index) for index in range(len(layers)) if index not in order]:
+        return f"never applied: layer {', '.join(left)} of the list"
     return "the order is reversed" if order == sorted(order, reverse=True) else None

@@ -29,6 +29,7 @@ from veriformer.properties.results.records import (
     Report,
     SubjectReport,
 )
+from veriformer.reports.reach import HELD_BACK
 from veriformer.reports.records import read_text
 
 _KEYS = ("property", "subject", "reason", "link", "expires", "condition")
@@ -209,13 +210,15 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
 
 
 def _release(subject: SubjectReport, prop: str) -> None:
-    """Let what waited for a property that is declared not to hold not apply, rather than be blocked."""
+    """Let what waited for a property that is declared not to hold, or for what waited for it, not apply."""
     if not any(r.id == prop and r.outcome == DEVIATION for r in subject.results):
         return
-    for result in subject.results:
-        if result.outcome == BLOCKED and result.reason.startswith(f"{prop} "):
-            result.outcome = NOT_APPLICABLE
-            result.reason = f"{prop}, which must hold first, is a declared deviation"
+    released = [prop]
+    for waited_for in released:
+        for result in subject.results:
+            if result.outcome == BLOCKED and result.reason.startswith(f"{waited_for} "):
+                result.outcome, result.reason = NOT_APPLICABLE, f"{prop}{HELD_BACK}"
+                released.append(result.id)
 
 
 def stale(report: Report, deviations: Deviations) -> list[Deviation]:

@@ -102,8 +102,8 @@ def probe(bench: Workbench) -> Seen:
             continue
         for finding in _seen(look, bench):
             known = bench.subject.fact(finding.name)
-            if finding.is_fact and (known is not None or finding.name in seen.facts):
-                continue
+            if known is not None or (finding.is_fact and finding.name in seen.facts):
+                continue  # what is declared is judged by properties
             if finding.is_fact:
                 seen.facts[finding.name] = finding.value
             if finding.told:

@@ -7,6 +7,7 @@ import html
 import math
 import os
 import platform
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -304,9 +305,15 @@ class Report:
             OSError: the folder cannot be written to.
         """
         from veriformer.reports.formats import write_all, write_scripts  # a check needs no templates
+        from veriformer.reports.records import CASES
 
-        record = self._cleaned()
-        return [*write_all(record, Path(folder)), *write_scripts(record, Path(folder))]
+        record, scripts = self._cleaned(), Path(folder) / CASES
+
+        def repeat(subject: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, str]:
+            script = shlex.join(["python", str(scripts / f"{case['id']}.py")]) if case.get("script") else ""
+            return {"again": "", "script": script}
+
+        return [*write_all(record, Path(folder), repeat), *write_scripts(record, Path(folder))]
 
     def __repr__(self) -> str:
         from veriformer.reports.terminal import report_text

@@ -152,8 +152,9 @@ class Subject:
         return KINDS[self.kind].implied.get(name, default)
 
     def with_facts(self, **facts: Any) -> Subject:
-        """Return a copy that declares `facts` too."""
-        return replace(self, declares={**self.declares, **facts})
+        """Return a copy that declares `facts` too, and says no more that they were guessed."""
+        notes = tuple(note for note in self.notes if note.partition(" = ")[0] not in facts)
+        return replace(self, declares={**self.declares, **facts}, notes=notes)
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -42,8 +46,9 @@ def test_every_form_is_written_and_shown_again(veriformer: Run, checked: Path) -
 
 
 def test_two_runs_give_the_same_bytes(veriformer: Run, tmp_path: Path) -> None:
-    for folder in ("once", "again"):
-        veriformer(*CHECK, "--only", "causality.prefix-consistency", "--out", folder, status=1)
+    for folder in ("once", "again"):  # its name stands in the commands that show a case again
+        veriformer(*CHECK, "--only", "causality.prefix-consistency", "--out", "out", status=1)
+        (tmp_path / "out").rename(tmp_path / folder)
     for name in ("report.json", "report.html", "report.md", "junit.xml", "badge.svg"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
 
@@ -103,6 +108,47 @@ def test_deviations_are_recorded_held_and_pruned(veriformer: Run, tmp_path: Path
     pruned = veriformer(*call, "--prune")
     assert pruned.returncode == 0
     assert "[[deviation]]" not in (tmp_path / "known.toml").read_text()
+
+
+ASYMMETRIC = """
+import torch
+from torch import nn
+from veriformer.properties import Subject
+
+class Windowed(nn.Module):
+    def __init__(self, vocab_size, d_model):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, vocab_size)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        return self.head(x + torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1))
+
+mine = Subject(kind="decoder", build=lambda c: Windowed(c.vocab_size, c.d_model), forward=lambda m, x: m(x))
+"""
+
+
+def test_open_questions_get_no_entry_and_that_is_said(veriformer: Run, tmp_path: Path) -> None:
+    (tmp_path / "windowed.py").write_text(ASYMMETRIC)
+    call = ("check", "windowed.py:mine", "--profile", "quick", "-n", "1", "--only", "causality",
+            "--deviations", "known.toml", "--update-deviations")  # fmt: skip
+    done = veriformer(*call, status=1)
+    assert "open" in done.stdout
+    assert "0 entries added to known.toml; 1 open question is no failure and got none: declare " in done.stderr
+
+
+@pytest.mark.parametrize("place", [("--out", "out"), ()])
+def test_commands_in_a_junit_file_work_from_where_one_stands(
+    veriformer: Run, tmp_path: Path, place: tuple[str, ...]
+) -> None:
+    done = veriformer(*CHECK, "--only", "causality.first-token", *place, "--format", "junit", status=1)
+    text = (tmp_path / "out" / "junit.xml").read_text() if place else done.stdout
+    (told,) = {case.text for case in ElementTree.fromstring(text).iter("failure") if case.text}
+    again, script = (shlex.split(command) for command in re.findall("^(?:again|script): (.*)", told, re.MULTILINE))
+    assert again[0] == "veriformer"
+    assert "violated" not in veriformer(*again[1:], status=1).stderr
+    ended = subprocess.run([sys.executable, *script[1:]], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "-> violated" in ended.stdout) == (1, True), ended.stderr
 
 
 def test_options_about_deviations_that_do_not_go_together(veriformer: Run) -> None:

@@ -181,3 +181,18 @@ def test_a_script_is_read_on_one_screen_and_says_why(tmp_path: Path, monkeypatch
     for words in ("The check", "expected", "tolerance", "Likely cause: influence exactly one step ahead"):
         assert words in told
     assert decision(script) == VIOLATED
+
+
+def test_a_script_that_cannot_run_says_so_and_is_no_violation(tmp_path: Path) -> None:
+    models = tmp_path / "users.py"
+    models.write_text(USERS, encoding="utf-8")
+    script = tmp_path / "script.py"
+    script.write_text(script_of(str(models), "subject"), encoding="utf-8")
+    for broken in ("import nothing_of_this_name\n" + USERS, USERS.replace("x.shape[1], dtype", "x.shape[9], dtype")):
+        models.write_text(broken, encoding="utf-8")
+        command = [sys.executable, "-B", str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+        (sentence,) = done.stderr.splitlines()
+        assert sentence.startswith("cannot run, so nothing is shown: ")
+        assert "nothing_of_this_name" in sentence or "IndexError" in sentence

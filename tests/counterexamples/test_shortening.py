@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from veriformer.properties.bench.pool import WEIGHT_SEED
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.counterexamples.literals import of_tensor
 from veriformer.properties.counterexamples.program import Line
@@ -18,12 +19,12 @@ from veriformer.properties.counterexamples.shortening import (
     WIDTH,
     inlined,
     lean,
-    making_of,
+    merged,
     paragraphs,
-    redrawing_of,
     untyped,
     wrapped,
 )
+from veriformer.properties.counterexamples.source import making_of, redrawing_of
 
 
 def lines(*texts: str, calls: str = "") -> list[Line]:
@@ -71,9 +72,9 @@ def test_docstrings_go_and_texts_stay() -> None:
     assert lean(source).endswith("class A:\n    pass")
 
 
-def test_the_words_of_a_docstring_cannot_end_it() -> None:
-    text = 'says """ and \\'
-    assert ast.literal_eval(paragraphs(text)).strip() == text
+@pytest.mark.parametrize("text", ['says """ and \\', 'says "so"', 'x\\"', 'a"""', '"'])
+def test_the_words_of_a_docstring_cannot_end_it(text: str) -> None:
+    assert ast.literal_eval(paragraphs(text)) == text
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
@@ -125,7 +126,7 @@ def test_draws_stay_in_their_order() -> None:
         "generator1 = torch.Generator().manual_seed(0)\n"
         "draw_normal = functools.partial(torch.randn, generator=generator1, dtype=torch.float64)\n"
         "draw_whole = functools.partial(torch.randint, generator=generator1)",
-        "# drawn, and not used here\n_ = [draw_normal((2, 3)), draw_whole(0, 9, (2, 3))]",
+        "_ = [draw_normal((2, 3)), draw_whole(0, 9, (2, 3))]  # drawn, and not used here",
         "t3 = draw_normal((2, 3))",
         "t5 = draw_normal((2, 3))",
         "got = t5 - draw_whole(0, 9, (2, 3)) + t3.to(torch.float32).sum()",
@@ -143,8 +144,8 @@ def test_a_model_is_drawn_anew_by_the_short_source_as_by_the_whole_one() -> None
     other = copy.deepcopy(model)
     space: dict[str, Any] = {"torch": torch}
     exec(redrawing_of([model]), space)
-    redraw_weights(model, 7)
-    space["redraw_weights"](other, 7)
+    redraw_weights(model, WEIGHT_SEED)
+    space["redrawn_to_unit_gain"](other)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     padded, frozen = nn.Embedding(3, 2, padding_idx=0), nn.Linear(2, 2).requires_grad_(False)
     assert redrawing_of([padded]) == redrawing_of([frozen]) == "", "these need the whole function"
@@ -152,16 +153,58 @@ def test_a_model_is_drawn_anew_by_the_short_source_as_by_the_whole_one() -> None
 
 @pytest.mark.parametrize("words", ["", ", redrawn=False", ", device='cpu'", ", seed=3"])
 @pytest.mark.parametrize("redrawn", [True, False])
+@pytest.mark.parametrize("in_short", [True, False])
 @pytest.mark.parametrize("models", [[nn.Linear(2, 2)], [object()]])
-def test_what_makes_a_model_takes_what_it_is_given(words: str, redrawn: bool, models: list[Any]) -> None:
+def test_what_makes_a_model_takes_what_it_is_given(
+    words: str, redrawn: bool, in_short: bool, models: list[Any]
+) -> None:
     call = f"made(None, torch.float64{words})"
     if words == ", redrawn=False" and not redrawn:
         return
     space: dict[str, Any] = {"torch": torch, "build": lambda c: nn.Linear(2, 2), "redraw_weights": redraw_weights}
-    exec(making_of(call, models, redrawn=redrawn), space)
+    if in_short:
+        del space["redraw_weights"]
+        exec(redrawing_of(models), space)
+    exec(making_of(call, models, redrawn=redrawn, in_short=in_short), space)
     model = eval(call, space)
     assert model.weight.dtype == torch.float64
     assert not model.training
+
+
+def test_a_function_without_types_says_in_one_line_what_it_takes() -> None:
+    source = "def f(\n    x: int,\n    *,\n    y: float = 1.0,\n) -> int:\n    return x"
+    assert untyped(source) == "def f(x, *, y = 1.0):\n    return x"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (["(2, 3)"] * 3, "_ = [draw_normal((2, 3)) for _ in range(3)]  # drawn, and not used here"),
+        (["(2, 3)", "(4,)"], "_ = [draw_normal(size) for size in [(2, 3), (4,)]]  # drawn, and not used here"),
+    ],
+)
+def test_idle_draws_of_one_kind_are_told_by_their_sizes(sizes: list[str], told: str) -> None:
+    normal = "torch.randn({}, generator=generator1, dtype=torch.float64)"
+    made = [drawn(f"t{n}", normal.format(size)) for n, size in enumerate([*sizes, "(5,)", "(6,)", "(7,)"], 1)]
+    got = f"got = [{', '.join(line.makes[0] for line in made[-3:])}]"
+    start = lines("generator1 = torch.Generator().manual_seed(0)")
+    short = inlined([*start, *made], [got])
+    assert short[1] == told
+    spaces: list[dict[str, Any]] = [{"torch": torch, "functools": functools} for _ in range(2)]
+    for space, texts in zip(spaces, (short, [*(line.text for line in (*start, *made)), got]), strict=True):
+        exec("\n".join(texts), space)
+    assert all(torch.equal(a, b) for a, b in zip(spaces[0]["got"], spaces[1]["got"], strict=True))
+
+
+def test_a_leaf_is_made_one_in_its_line() -> None:
+    assert merged(["x1 = torch.ones(3)", "x1.requires_grad_()"]) == ["x1 = torch.ones(3).requires_grad_()"]
+    assert merged(["x1 = torch.ones(3)", "x2.requires_grad_()"]) == ["x1 = torch.ones(3)", "x2.requires_grad_()"]
+
+
+def test_statements_in_one_mode_stand_together() -> None:
+    off, on = "with torch.no_grad():\n    {}", "with torch.enable_grad():\n    {}"
+    texts = [off.format("a()"), off.format("b()"), on.format("c()"), "d()", off.format("e()")]
+    assert merged(texts) == [off.format("a()\n    b()"), on.format("c()"), "d()", off.format("e()")]
 
 
 def test_types_go_where_functions_have_them() -> None:

@@ -23,6 +23,7 @@ from veriformer.reports.readable import cleaned
 from veriformer.reports.records import RecordError
 from veriformer.reports.report_page import markdown, page
 from veriformer.reports.schema import insist, read_report, validator
+from veriformer.reports.verdicts import unrepeated
 
 LEAKY = Subject(
     kind="decoder",
@@ -86,7 +87,7 @@ def test_the_badge_counts_core_properties(record: dict[str, Any]) -> None:
 
 def test_names_are_escaped_wherever_they_stand(record: dict[str, Any]) -> None:
     for _, make in FORMATS.values():
-        assert "<leaky>" not in make(record) or make is FORMATS["json"][1] or make is FORMATS["markdown"][1]
+        assert "<leaky>" not in make(record, unrepeated) or make is FORMATS["json"][1] or make is FORMATS["markdown"][1]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_what_a_valid_report_may_leave_out_is_filled_in(record: dict[str, Any]) 
     assert "a.b" in page({**whole(small), "properties": {"a.b": {"statement": "It holds."}}})
     assert "a.b" in page({name: told for name, told in whole(small).items() if name != "properties"})
     for _, make in FORMATS.values():
-        assert make(whole(small))
+        assert make(whole(small), unrepeated)
 
 
 def test_what_is_printed_is_folded_escaped_and_counted() -> None:

@@ -54,6 +54,24 @@ def test_a_picture_of_another_failure_is_lent_to_the_one_that_is_told() -> None:
     assert [r["id"] for r in shown_in_full({"results": [small, large]})] == [story.told["id"]]
 
 
+def test_answers_that_change_lead_and_have_one_story() -> None:
+    left_on = "dropout acts in eval mode"
+    places = failure("dropout.places", "", 1)
+    places["counterexample"]["headline"] = left_on
+    results = [
+        failure("causality.prefix", f"{left_on}, at a rate of 0.1", 1, MAP),
+        failure("norm.definition", "the epsilon is 1e-3", 1, MAP),
+        places,
+        failure("numerics.stateless", f"{left_on}, at a rate of 0.1", 1),
+        failure("dropout.eval-deterministic", left_on, 1),
+    ]
+    first, second = stories({"results": results})
+    assert first.told["id"] == "dropout.eval-deterministic"
+    assert first.case["cause"] == f"{left_on}, at a rate of 0.1"
+    assert {r["id"] for r in first.others} == {"causality.prefix", "dropout.places", "numerics.stateless"}
+    assert second.told["id"] == "norm.definition"
+
+
 @pytest.mark.parametrize(
     ("case", "told"),
     [

@@ -9,6 +9,8 @@ import pytest
 
 from veriformer.properties.known.deviations import DeviationsError, apply_deviations, read_deviations, stale
 from veriformer.properties.results.records import Report, Result, SubjectReport
+from veriformer.reports.reach import reach
+from veriformer.reports.report_page import markdown, page
 
 ENTRY = '[[deviation]]\nproperty = "a.b"\nsubject = "mine"\nreason = "because"\n'
 
@@ -52,6 +54,24 @@ def test_entries_that_match_nothing_are_found(tmp_path: Path) -> None:
     judged = report()
     apply_deviations(judged, known)
     assert [e.subject for e in stale(judged, known)] == ["gone"]
+
+
+def test_what_a_deviation_holds_back_is_said_beside_power_and_reach(tmp_path: Path) -> None:
+    judged = report()
+    judged.subjects[0].results += [
+        Result("a.c", "core", "BLOCKED", "a.b must hold first and does not"),
+        Result("a.d", "core", "BLOCKED", "a.c must hold first and does not"),
+        Result("a.e", "core", "PASS"),
+    ]
+    judged.subjects[0].power = {"noticed": 1, "tried": 1, "missed": [], "faults": []}
+    apply_deviations(judged, read_deviations(written(tmp_path, ENTRY)))
+    told = "without 2 properties that a deviation from a.b holds back"
+    assert "BLOCKED" not in {r.outcome for r in judged.results}
+    assert f"power 1/1, {told}" in " ".join(repr(judged).split())
+    record = judged.to_json()
+    assert told in reach(record["subjects"][0])
+    assert told in page(record)
+    assert f"1/1 {told}" in markdown(record)
 
 
 def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
