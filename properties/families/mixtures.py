@@ -39,13 +39,14 @@ def mixtures(module: nn.Module, run: Callable[[], object]) -> list[Mixture]:
     """
     known = dict(_candidates(module))
     taken: dict[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
-    handles = [
-        part.register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: taken.setdefault(name, (args, kwargs)),  # type: ignore[misc]
-            with_kwargs=True,
-        )
-        for name, (part, _, _) in known.items()
-    ]
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            taken.setdefault(name, (args, kwargs))  # of the first call
+
+        return hook
+
+    handles = [part.register_forward_pre_hook(note(name), with_kwargs=True) for name, (part, _, _) in known.items()]
     try:
         with torch.no_grad():
             run()
