@@ -134,7 +134,10 @@ def _told(record: Mapping[str, Any], subject: Mapping[str, Any], story: Story, r
     """Return one story as a terminal shows it; nothing in it is markup, which a fence of code could not promise."""
     statement = record.get("properties", {}).get(story.told["id"], {}).get("statement", "")
     also, case = [r["id"] for r in story.others], story.case
-    text = failure_text(story.told, statement, subject["name"], also=also, **repeat(subject, case))
+    commands = repeat(subject, case)
+    text = failure_text(
+        story.told, statement, subject["name"], again=commands["again"], script=commands["script"], also=also
+    )
     return ["<pre>", *html.escape("\n".join(text.splitlines()[1:]), quote=False).splitlines(), "</pre>"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from typing import Any
 
 from veriformer.properties.bench.guards import SubjectTimeoutError
@@ -54,7 +55,7 @@ def _written(prop: Property, bench: Workbench, found: Counterexample) -> str:
     scripts = []
     for small in (SMALL, FEW):
         program = _recorded(prop, bench, found.choices, small)
-        text = None if program is None else last_answer_to(lambda made=program: script(prop, bench, found, made))
+        text = None if program is None else last_answer_to(partial(script, prop, bench, found, program))
         scripts += [text] if text else []
         if not text or text.count("\n") <= _ONE_SCREEN:
             break

@@ -149,11 +149,10 @@ def making_of(body: str, models: Sequence[Any], *, redrawn: bool, in_short: bool
     takes = ", redrawn=True" * raw + ', device="cpu"' * placed + f", seed={WEIGHT_SEED}" * other
     ready = f"model{'.to(device)' * placed}.to(dtype).eval()"
     if (in_short or not redrawn) and all(isinstance(model, nn.Module) for model in models):
-        built = ready.replace("model", "build(config)", 1)
-        anew = f"redrawn_to_unit_gain({built})" if redrawn else built
-        gives = [f"    return {anew}"]
+        made = ready.replace("model", "build(config)", 1)
+        gives = [f"    return {f'redrawn_to_unit_gain({made})' if redrawn else made}"]
         if redrawn and raw:
-            gives = [f"    model = {built}", "return redrawn_to_unit_gain(model) if redrawn else model"]
+            gives = [f"    model = {made}", "return redrawn_to_unit_gain(model) if redrawn else model"]
         return "\n    ".join(
             [
                 f"def {MADE}(config, dtype{takes}):",
