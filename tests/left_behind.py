@@ -14,6 +14,8 @@ from typing import Any
 from veriformer.properties.adapters.homes import is_at_home
 
 _TEMPORARY = str(Path(tempfile.gettempdir()).resolve())
+_STAYS = (str(Path(__file__).resolve().parent.parent), str(Path(sys.prefix).resolve()), sys.prefix)
+"""The checkout and its environment, which may lie in a temporary folder themselves."""
 
 Seen = tuple[list[str], list[Any], str, tuple[Any, ...], set[str]]
 
@@ -49,7 +51,7 @@ def changed(before: Seen) -> str:
         told.append(f"modules of a folder that is gone: {', '.join(strange)}")
         for name in strange:
             del sys.modules[name]
-    added = [p for p in sys.path if p not in path and p.startswith(_TEMPORARY)]
+    added = [p for p in sys.path if p not in path and _is_temporary(p)]
     if added or any(p not in sys.path for p in path):
         told.append(f"another sys.path: {added or 'less of it'}")
         sys.path[:] = path
@@ -70,4 +72,8 @@ def _strange(modules: set[str]) -> list[str]:
     """Return the modules that came from a temporary folder, and that no home of a target holds."""
     new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
     files = {name: str(getattr(module, "__file__", None) or "") for name, module in new.items()}
-    return sorted(n for n, file in files.items() if file.startswith(_TEMPORARY) and not is_at_home(new[n]))
+    return sorted(n for n, file in files.items() if _is_temporary(file) and not is_at_home(new[n]))
+
+
+def _is_temporary(path: str) -> bool:
+    return path.startswith(_TEMPORARY) and not path.startswith(_STAYS)
