@@ -20,7 +20,7 @@ from veriformer.properties.adapters.constructing.size_names import meanings, siz
 from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
 from veriformer.properties.adapters.unknown.calling import understood
 from veriformer.properties.adapters.unknown.parts import kind_of_table
-from veriformer.properties.adapters.unknown.understanding import NotCalledError, Understood
+from veriformer.properties.adapters.unknown.understanding import NotCalledError, Understood, embeds
 from veriformer.properties.adapters.unknown.unused import positions_by_name, window_by_name
 from veriformer.properties.adapters.unknown.wiring import stirred
 from veriformer.properties.adapters.unknown.written import attempt, written
@@ -126,13 +126,18 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     if not isinstance(sample, nn.Module):
         raise TypeError(f"{thing.__name__} gave a {type(sample).__name__}, which is no module; write a Subject")
     sizes = DrawnConfig() if recipe.sizes else sizes_of(sample)
+    fixed: dict[str, Any] = {}
+    if recipe.sizes and "vocab_size" not in recipe.sizes and embeds(sample):  # no argument of that name: it has its own
+        sizes = replace(sizes, vocab_size=sizes_of(sample).vocab_size)
+        fixed = {"vocab_size": (sizes.vocab_size,)}
     found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
-    notes, domain = recipe.notes, dict[str, Any]()
+    notes, domain = recipe.notes, fixed
     if not recipe.sizes:
         rates = {m.p for m in sample.modules() if isinstance(m, nn.Dropout)}
         domain = {f.name: (getattr(sizes, f.name),) for f in fields(DrawnConfig)} | {
             "dropout": tuple(rates)[:1] or (0.0,)
         }
+    if "vocab_size" in domain:
         domain["vocab_size"] = (sizes.vocab_size - found.counts_from_one,)
     source = recipe.source
     if found.part:

@@ -165,13 +165,21 @@ def duplicate(module: Any) -> Any:
     memo: dict[int, Any] = {}
     for _ in range(2):
         try:
-            return copy.deepcopy(module, dict(memo))
+            return _as_leaves(copy.deepcopy(module, dict(memo)))
         except Exception as problem:
             refusal = problem
         memo = {id(value): value for value in _uncopyable(module)}
     raise SubjectError(
         f"the model refuses to be copied: {told(refusal)}; give build=, which makes as many as are needed"
     ) from refusal
+
+
+def _as_leaves(copied: Any) -> Any:
+    """Let the parameters of a copy be trained: those of a scripted module are copied as a result of a computation."""
+    for parameter in copied.parameters() if isinstance(copied, nn.Module) else ():
+        if not parameter.is_leaf:
+            parameter.detach_().requires_grad_()
+    return copied
 
 
 def _uncopyable(module: Any) -> list[Any]:

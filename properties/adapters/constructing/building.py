@@ -98,7 +98,8 @@ def reached(thing: Any) -> tuple[dict[str, Any], str]:
         found = getattr(found, part, None)
     if module is not None and found is thing and not module.__name__.startswith("veriformer.properties.understood"):
         return {USER: module}, f"{USER}.{thing.__qualname__}"
-    return {USER: module, thing.__name__: thing}, thing.__name__
+    name = thing.__name__ if thing.__name__.isidentifier() else "made"  # a name may be any text
+    return {USER: module, name: thing}, name
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def _parameters(bench: Workbench) -> int:
     """Return the number of parameters of the model that far lengths are walked on."""
 
     def count() -> int:
-        return parameters_of(bench.subject.module or bench.pool.get(bench.pool.reaching[LONG], torch.float32).module)
+        own = bench.subject.module  # which may have a length of its own, and so a truth
+        return parameters_of(bench.pool.get(bench.pool.reaching[LONG], torch.float32).module if own is None else own)
 
     return _kept(bench, "parameters", count)
 
