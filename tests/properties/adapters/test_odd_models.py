@@ -1,4 +1,4 @@
-"""Right models of unusual making: scripted, compiled, with a name or an argument that means nothing here, at own sizes."""
+"""Right models of unusual making: scripted, at sizes of their own, with names and arguments that mean nothing here."""
 
 from __future__ import annotations
 
