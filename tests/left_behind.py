@@ -43,14 +43,13 @@ def _put_back(of_torch: tuple[Any, ...]) -> None:
 def changed(before: Seen) -> str:
     """Say what is otherwise than before, and put it back; "" where nothing is.
 
-    What a library adds when it is first imported is its own; a user's module stays in its home.
+    Of modules that came from a temporary folder nothing is said: the next test does not meet them. What a library
+    adds when it is first imported is its own; a user's module stays in its home.
     """
     path, finders, folder, of_torch, modules = before
     told = []
-    if len(sys.modules) != len(modules) and (strange := _strange(modules)):
-        told.append(f"modules of a folder that is gone: {', '.join(strange)}")
-        for name in strange:
-            del sys.modules[name]
+    for name in _strange(modules) if len(sys.modules) != len(modules) else ():
+        del sys.modules[name]  # of a folder that will be gone; runs of pytest inside a test leave them
     added = [p for p in sys.path if p not in path and _is_temporary(p)]
     if added or any(p not in sys.path for p in path):
         told.append(f"another sys.path: {added or 'less of it'}")
@@ -72,6 +71,7 @@ def _strange(modules: set[str]) -> list[str]:
     """Return the modules that came from a temporary folder, and that no home of a target holds."""
     new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
     files = {name: str(getattr(module, "__file__", None) or "") for name, module in new.items()}
+    files = {name: file for name, file in files.items() if not name.startswith("torch.")}  # compiled for the process
     return sorted(n for n, file in files.items() if _is_temporary(file) and not is_at_home(new[n]))
 
 

@@ -114,6 +114,7 @@ class Search:
 
     def _halve(self) -> Found | None:
         """Cover half precision, of which a subject that refuses it is not asked (see numerics.precision-ladder)."""
+        self._turn = 0
         for fixed in half_cases(self.bench, self.prop):
             try:
                 self._judge(RandomDraws(self._seed(), fixed))
