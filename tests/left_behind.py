@@ -5,7 +5,6 @@ Loads no torch: the process that hands out tests judges nothing.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -17,12 +16,15 @@ _TEMPORARY = str(Path(tempfile.gettempdir()).resolve())
 _STAYS = (str(Path(__file__).resolve().parent.parent), str(Path(sys.prefix).resolve()), sys.prefix)
 """The checkout and its environment, which may lie in a temporary folder themselves."""
 
-Seen = tuple[list[str], list[Any], str, tuple[Any, ...], set[str]]
+Seen = tuple[list[str], list[Any], tuple[Any, ...], set[str]]
 
 
 def seen() -> Seen:
-    """Return what there is now: paths and finders of imports, the folder, torch's flags, the names of modules."""
-    return sys.path[:], sys.meta_path[:], os.getcwd(), _of_torch(), set(sys.modules)
+    """Return what there is now: paths and finders of imports, torch's flags, the names of modules.
+
+    Not the folder: fixtures of a whole file may go to one.
+    """
+    return sys.path[:], sys.meta_path[:], _of_torch(), set(sys.modules)
 
 
 def _of_torch() -> tuple[Any, ...]:
@@ -46,7 +48,7 @@ def changed(before: Seen) -> str:
     Of modules that came from a temporary folder nothing is said: the next test does not meet them. What a library
     adds when it is first imported is its own; a user's module stays in its home.
     """
-    path, finders, folder, of_torch, modules = before
+    path, finders, of_torch, modules = before
     told = []
     for name in _strange(modules) if len(sys.modules) != len(modules) else ():
         del sys.modules[name]  # of a folder that will be gone; runs of pytest inside a test leave them
@@ -58,9 +60,6 @@ def changed(before: Seen) -> str:
     if ours or any(f not in sys.meta_path for f in finders):
         told.append(f"other finders of imports: {ours or 'fewer'}")
         sys.meta_path[:] = finders
-    if os.getcwd() != folder:
-        told.append(f"the folder {os.getcwd()}")
-        os.chdir(folder)
     if (now := _of_torch()) != of_torch:
         told.append(f"other flags of torch: {now} in the place of {of_torch}")
         _put_back(of_torch)

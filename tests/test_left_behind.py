@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "less of the path": (lambda folder: sys.path.pop(), "less of it"),
     "a finder": (lambda folder: sys.meta_path.insert(0, Beside(str(folder))), "other finders"),
     "fewer finders": (lambda folder: sys.meta_path.pop(0), "other finders of imports: fewer"),
-    "the folder": (os.chdir, "the folder /"),
     "the dtype": (lambda folder: torch.set_default_dtype(torch.float64), "torch.float64"),
     "the gradient mode": (lambda folder: torch.set_grad_enabled(False), "other flags of torch"),
 }

@@ -126,10 +126,8 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     if not isinstance(sample, nn.Module):
         raise TypeError(f"{thing.__name__} gave a {type(sample).__name__}, which is no module; write a Subject")
     sizes = DrawnConfig() if recipe.sizes else sizes_of(sample)
-    fixed: dict[str, Any] = {}
-    if recipe.sizes and "vocab_size" not in recipe.sizes and embeds(sample):  # no argument of that name: it has its own
-        sizes = replace(sizes, vocab_size=sizes_of(sample).vocab_size)
-        fixed = {"vocab_size": (sizes.vocab_size,)}
+    fixed = _fixed(sample, recipe.sizes) if recipe.sizes else {}
+    sizes = replace(sizes, **{name: value for name, (value,) in fixed.items()})
     found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
     notes, domain = recipe.notes, fixed
     if not recipe.sizes:
@@ -153,6 +151,16 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
         thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
     )
     return offering(replace(subject, notes=(*notes, *subject.notes)), sample, offers)
+
+
+def _fixed(sample: nn.Module, drawn: frozenset[str]) -> dict[str, tuple[int]]:
+    """Return the sizes that a class does not take and its model has, each as all of its domain."""
+    own, names = sizes_of(sample), list[str]()
+    if "vocab_size" not in drawn and embeds(sample):
+        names.append("vocab_size")
+    if "d_model" not in drawn:
+        names += [n for n in ("d_model", "num_heads", "num_key_value_heads", "num_layers", "max_len") if n not in drawn]
+    return {name: (getattr(own, name),) for name in names}
 
 
 PATCHES = """import copy
