@@ -56,6 +56,7 @@ def far_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     for name in wide_rows(bench, prop):
         fixed: dict[str, Any] = {"reach": name, "B": MOST_SAMPLES if prop.goes_far or not is_quick else _FEW}
         fixed |= {"T": _WIDE_LENGTH} if prop.sweeps_lengths else {}
+        fixed |= {"seed": 0} if prop.goes_wide else {}  # one forward, taken apart, serves all of those
         yield fixed | (_one_dtype(bench, name) if is_quick else {})
 
 
