@@ -22,9 +22,11 @@ def as_source(subject: Subject) -> str:
     word = Target.parse(subject.target)
     name = Path(word.place).stem if word.kind == FILE else word.place
     build = source_of(subject.build) if subject.build is not None else None
-    both = [text.split("\n\n\n") for text in (build, forward) if text]
-    functions = [parts[-1].rstrip() for parts in both]
-    lines = {line for parts in both if len(parts) > 1 for line in parts[0].splitlines()}
+    texts = [text for text in (build, forward, *_beside(subject).values()) if text]
+    parts = [part.strip("\n") for text in texts for part in text.split("\n\n\n")]
+    heads = [part for part in parts if part.startswith(("import ", "from "))]
+    functions = list(dict.fromkeys(part for part in parts if part and part not in heads))
+    lines = {line for head in heads for line in head.splitlines()}
     if subject.module is not None:
         lines |= {"from veriformer.properties import DrawnConfig"}
     imports = sorted({"from veriformer.properties import Subject", *lines}, key=lambda x: (x.startswith("from"), x))
@@ -46,6 +48,13 @@ def as_source(subject: Subject) -> str:
     )
 
 
+def _beside(subject: Subject) -> dict[str, str]:
+    """Return the source of every other callable of a subject that was found by trying: its loss, cache, generation."""
+    known = {f.name: getattr(subject, f.name) for f in fields(Subject) if f.name not in ("build", "forward")}
+    found = {name: source_of(value) for name, value in known.items() if callable(value)}
+    return {name: text for name, text in found.items() if text}
+
+
 def _together(lines: list[str]) -> list[str]:
     names = sorted(line.rpartition(" ")[2] for line in lines)
     return [f"from veriformer.properties import {', '.join(names)}"] if names else []
@@ -62,6 +71,9 @@ def _declaration(subject: Subject, attribute: str) -> list[str]:
         sizes = ", ".join(f"{n}={getattr(config, n)}" for n in _sizes()) if config else ""
         rows += [f"module=user.{attribute},", f"config=DrawnConfig({sizes}),"]
     rows.append("forward=forward,")
+    rows += [f"{name}={name}," for name in _beside(subject)]
+    if subject.image is not None:
+        rows.append(f"image={subject.image!r},")
     if subject.domain:
         rows.append(f"domain={dict(subject.domain)!r},  # the sizes that it has")
     if subject.inputs is not None:
@@ -70,6 +82,8 @@ def _declaration(subject: Subject, attribute: str) -> list[str]:
     facts = dict(subject.declares)
     inner = ", ".join(f"{n!r}: {v!r}" for n, v in facts.items())
     rows.append(f"declares={{{inner}}},  # facts, verified and never believed: `veriformer facts` lists them")
+    if subject.guesses:
+        rows.append(f"guesses={dict(subject.guesses)!r},  # facts that names suggest: declare those that are so")
     notes = [f"# {note}" for note in subject.notes]
     return [*notes, "mine = Subject(", *(f"    {row}" for row in rows), ")"]
 

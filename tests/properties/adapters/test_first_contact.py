@@ -223,8 +223,10 @@ def test_what_init_prints_is_the_subject_that_was_judged(target: str, tmp_path: 
     (subject,) = load(f"{tmp_path / name}.py:{attribute}")
     (tmp_path / "pasted.py").write_text(as_source(subject), encoding="utf-8")
     (again,) = load(f"{tmp_path}/pasted.py:mine")
-    same = ("kind", "name", "inputs", "mask_forms", "declares", "domain")
+    same = ("kind", "name", "inputs", "mask_forms", "declares", "domain", "guesses", "image")
     assert [getattr(again, f) for f in same] == [getattr(subject, f) for f in same]
+    beside = ("cache", "generate", "sampling", "loss", "patches")
+    assert [getattr(again, f) is None for f in beside] == [getattr(subject, f) is None for f in beside]
     assert (
         Judge(again, Settings(profile="quick"), is_brief=True).judge(catalogue()["batch.independence"]).outcome
         == "PASS"
