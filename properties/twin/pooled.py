@@ -10,6 +10,8 @@ from veriformer.properties.anatomy.sublayers import biased
 from veriformer.properties.twin.looking import Look
 from veriformer.properties.twin.parts import Map, NumberError, PartedError, Pooled
 
+_ONE = 1e-3
+
 
 def pooled(look: Look, vector: Tensor, length: int) -> Pooled:
     """Return the pooling that gives a vector for each sample, and what it pools.
@@ -35,7 +37,10 @@ def pooled(look: Look, vector: Tensor, length: int) -> Pooled:
     for hidden in _sequences(look, length):
         tokens = hidden.double()[:, hidden.shape[1] - length :]
         for one in (hidden[:, 0], tokens.mean(1), tokens.amax(1)):
-            if (factor := look.multiple(vector, one)) is not None:
+            factor = look.multiple(vector, one)
+            if (
+                factor is not None and abs(factor - 1) > _ONE
+            ):  # a first token is as it is
                 raise NumberError(f"what is pooled is multiplied by {factor:.6g}")
     raise PartedError("its classes are made of no pooling of what the last layer gives: cls, mean, max or weighted")
 

@@ -96,3 +96,25 @@ def test_what_says_that_it_is_greedy_is_tried_before_a_temperature_of_nothing() 
     ways = _ways(generate, 1)
     assert not isinstance(ways, str)
     assert [set(way) - {"n"} for way in ways[1]] == [{"do_sample"}, set(), {"temperature"}]
+
+
+class FirstToken(nn.Module):
+    """A classifier of the first token, as BERT is, whose sizes no argument sets."""
+
+    def __init__(self, num_labels: int = 3) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(120, 24), nn.Embedding(64, 24)
+        self.layer = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(24, num_labels)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.layer(self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device)))
+        output: Tensor = self.out(hidden[:, 0])
+        return output
+
+
+def test_a_classifier_of_its_first_token_with_sizes_of_its_own_is_asked_nothing() -> None:
+    subject = as_subject(FirstToken)
+    assert (subject.domain["d_model"], subject.domain["vocab_size"]) == ((24,), (120,))
+    report = check(subject, only=["twin.equal", "batch.independence", "parameters.all-used"], profile="quick")
+    assert report.ok, [r.reason for r in report.results]
