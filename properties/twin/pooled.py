@@ -38,9 +38,7 @@ def pooled(look: Look, vector: Tensor, length: int) -> Pooled:
         tokens = hidden.double()[:, hidden.shape[1] - length :]
         for one in (hidden[:, 0], tokens.mean(1), tokens.amax(1)):
             factor = look.multiple(vector, one)
-            if (
-                factor is not None and abs(factor - 1) > _ONE
-            ):  # a first token is as it is
+            if factor is not None and abs(factor - 1) > _ONE:  # a first token is as it is
                 raise NumberError(f"what is pooled is multiplied by {factor:.6g}")
     raise PartedError("its classes are made of no pooling of what the last layer gives: cls, mean, max or weighted")
 

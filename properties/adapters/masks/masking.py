@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,15 @@ def with_mask(
     unread: list[str] = []
     for name in names:
         told, wiring = _hiding(own, sample, sizes, x, name, "attention_mask", _of_one)
+        if (
+            wiring is not None
+            and "-inf" in told
+            and is_taken_from_one(sample)
+            and (weak := _of_ones(own, sample, x, name))
+        ):
+            wiring = own.having(**{name: or_none(weak[0], "attention_mask")})
+            note = f"{name} is {weak[1]}: its code takes it from 1, though that was not seen to hide a position wholly"
+            return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
         if wiring is not None and told:
             note = f"{name} is {told}: found by trying which form hides a position"
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
@@ -50,6 +61,26 @@ def with_mask(
         note = f"no padding mask is judged: {', '.join(names)} hides nothing as one"
         return replace(found, notes=(*found.notes, note))
     return found
+
+
+def is_taken_from_one(sample: nn.Module) -> bool:
+    """Whether a model's code takes a mask from 1, `(1 - mask) * -1e4`: then 1 = may attend, however little it hides.
+
+    An infinite number hides a position there as well, since all that is done to it leaves it infinite.
+    """
+    for cls in {type(m) for m in sample.modules() if not type(m).__module__.startswith("torch.")}:
+        try:
+            text = inspect.getsource(cls)
+        except (OSError, TypeError):  # it was not made of a file
+            continue
+        if re.search(r"\b1(\.0?)?\s*-\s*[\w.]*mask", text):
+            return True
+    return False
+
+
+def _of_ones(own: Wiring, sample: nn.Module, x: Tensor, name: str) -> tuple[str, str] | None:
+    """Return the first form of ones and zeros that a model does not refuse, and what it is."""
+    return next(((form, told) for form, told in _taken(own, sample, x, name) if "may attend" in told), None)
 
 
 def sequence_of(found: Understood, sizes: DrawnConfig) -> Tensor:

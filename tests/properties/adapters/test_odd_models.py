@@ -118,3 +118,33 @@ def test_a_classifier_of_its_first_token_with_sizes_of_its_own_is_asked_nothing(
     assert (subject.domain["d_model"], subject.domain["vocab_size"]) == ((24,), (120,))
     report = check(subject, only=["twin.equal", "batch.independence", "parameters.all-used"], profile="quick")
     assert report.ok, [r.reason for r in report.results]
+
+
+class Masked(nn.Module):
+    """An encoder whose mask of ones and zeros adds too little to hide a token."""
+
+    strength = -3.0
+
+    def __init__(self, vocab_size: int = 31, d_model: int = 16) -> None:
+        super().__init__()
+        self.tokens, self.out = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.tokens(ids)
+        scores = x @ x.transpose(1, 2)
+        if mask is not None:
+            scores = scores + (1.0 - mask[:, None, :].to(x.dtype)) * self.strength
+        hidden: Tensor = x + self.out(scores.softmax(-1) @ x)
+        return hidden
+
+
+class WellMasked(Masked):
+    strength = -1e5
+
+
+def test_a_mask_that_hides_too_little_is_no_mask_of_infinities() -> None:
+    outcomes = [
+        check(thing, only=["padding.content-irrelevant"], profile="quick").results[0].outcome
+        for thing in (Masked, WellMasked)
+    ]
+    assert outcomes == ["FAIL", "PASS"]
