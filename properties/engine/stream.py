@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.embedding_leaf import at_embedding
+from veriformer.properties.subject.palette import OTHER
 from veriformer.properties.subject.paths import DEFAULT, Path, walking
 from veriformer.properties.subject.subject import Subject
 
@@ -45,7 +46,7 @@ class Stream:
         per_position: whether output t belongs to input t; else all outputs belong to the whole sequence.
     """
 
-    def __init__(self, case: Case, built: Built, *, side: str = "target", other_length: int = 6) -> None:
+    def __init__(self, case: Case, built: Built, *, side: str = "target", other_length: int = OTHER) -> None:
         self.case = case
         self.built = built
         self.side = side

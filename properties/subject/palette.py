@@ -25,6 +25,8 @@ _CANDIDATES = (
 
 
 LONG, WIDE, LARGEST = "long", "wide", "largest"
+OTHER = 6
+"""Length of the second of two sequences, where it is not what is varied."""
 MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
 MOST_SAMPLES = 9
@@ -168,12 +170,14 @@ def colliding_lengths(subject: Subject, config: DrawnConfig) -> list[int]:
     """Return the sequence lengths that coincide with another size, where index mix-ups and edge cases live.
 
     1 and 2, 11 (which leaves a rest in chunks of any size), the numbers of heads and of key-value heads, the widths of
-    a head and of the model, the window and its neighbours, the longest length.
+    a head and of the model, the window and its neighbours, the longest length; of two sequences that of the other one.
     """
     if subject.kind == "attention":
         return [5, 17]  # one more than a tile of a kernel; its sizes are drawn, not configured
     lengths = {1, 2, 11, config.num_heads, config.num_key_value_heads, config.d_head, config.d_model}
     lengths |= {min(config.max_len, subject.fact("max_len", config.max_len))}
+    if subject.kind in ("encoder_decoder", "cross_attention"):
+        lengths |= {OTHER}
     if window := subject.fact("window"):
         lengths |= {window - 1, window, window + 1}
     return sorted(n for n in lengths if n >= 1)
