@@ -129,7 +129,7 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     fixed = _fixed(sample, recipe.sizes) if recipe.sizes else {}
     sizes = replace(sizes, **{name: value for name, (value,) in fixed.items()})
     found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
-    notes, domain = recipe.notes, fixed
+    notes, domain = recipe.notes, dict[str, Any](fixed)
     if not recipe.sizes:
         rates = {m.p for m in sample.modules() if isinstance(m, nn.Dropout)}
         domain = {f.name: (getattr(sizes, f.name),) for f in fields(DrawnConfig)} | {
