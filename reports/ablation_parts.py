@@ -95,6 +95,10 @@ def words(table: Table) -> list[str]:
     )
     tuning, first = table["tuning_seeds"], table["first_seed"]
     seeds = ", ".join(f"{t['seeds']} on {t['name']}" for t in table["tasks"])
+    fewer = ", ".join(
+        f"{t['steps']} on {t['name']}" for t in table["tasks"] if t.get("steps", recipe["steps"]) < recipe["steps"]
+    )
+    steps = f"{recipe['steps']} steps" + (f" ({fewer})" if fewer else "")
     norm = "norms after each sublayer" if config.get("norm_placement") == "post" else "norms before each sublayer"
     tasks = "; ".join(
         f"{t['name']}: {t['statement']} ({t['length']} tokens of a vocabulary of {t['vocab_size']}, chance "
@@ -106,15 +110,15 @@ def words(table: Table) -> list[str]:
         f"{config['d_model']}, {config['num_heads']} heads, d_ff {config.get('d_ff') or 4 * config['d_model']}, "
         f"{norm}, {config['positions']} positions, mean pooling.",
         f"Tasks: {tasks}.",
-        f"Recipe: AdamW, {recipe['steps']} steps of {recipe['batch_size']} fresh samples, weight decay "
+        f"Recipe: AdamW, {steps} of {recipe['batch_size']} fresh samples, weight decay "
         f"{recipe['weight_decay']:g}, {recipe['schedule']} learning rate after warm-up.",
         f"One sweep for every row, {len(points)} settings: learning rate {rates} x warm-up {warm_ups} steps x initial "
         f"weights {inits}. {len(tuning)} seeds of every setting ({_span(tuning)}) find the best and the worst by mean "
         f"accuracy, the loss area among equals; other seeds, counted from {first}, report the two: {seeds}. 'Trains "
         f"at' counts settings at which every tuning seed went {100 * table['learned']:.0f} % of the way from chance.",
         "Dead: seeds that ended at chance. The verdict compares a row at its best with nothing removed at its best, "
-        "seed by seed. Forced: a theorem, checked exactly on every trained model; the seeds of such a row go through "
-        "the whole sweep, each at another setting. Unstable: drawn again from its own seeds, the verdict repeats in "
+        "seed by seed. Forced: a theorem, checked exactly on every trained model; such a row has a seed for each "
+        "setting of the sweep. Unstable: drawn again from its own seeds, the verdict repeats in "
         f"less than {100 * REPEATS:.0f} % of the draws.",
     ]  # fmt: skip
 

@@ -28,6 +28,11 @@ TUNING_SEED = 2**32
 Removed = tuple[str, ...]
 
 
+def is_control(task: str) -> bool:
+    """Return whether a task needs no order of its tokens."""
+    return "positions" not in TASKS[task].needs
+
+
 @dataclass(frozen=True)
 class Point:
     """One setting of the sweep."""
@@ -53,7 +58,7 @@ class Cell:
     @property
     def is_forced(self) -> bool:
         """Whether a theorem settles it: no model without positions can tell a sequence from its rearrangement."""
-        return "positions" in self.removed and "positions" in TASKS[self.task].needs
+        return "positions" in self.removed and not is_control(self.task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class Design:
         tuning: seeds of every setting of the sweep that find the best and the worst.
         seeds: fresh ones that report the two.
         control_seeds: the same for a task that needs no order.
+        control_steps: at most, of a trial on a task that needs no order: it is learned in a third of the others' steps.
         first_seed: of reporting.
         whole: what this is a part of, where it was cut; its tests all count.
     """
@@ -90,6 +96,7 @@ class Design:
     tuning: int = 2
     seeds: int = 24
     control_seeds: int = 12
+    control_steps: int = 100
     first_seed: int = FIRST_SEED
     whole: Design | None = None
 
@@ -124,16 +131,21 @@ class Design:
         """Return the seeds that choose."""
         return range(TUNING_SEED, TUNING_SEED + self.tuning)
 
-    def reporting_seeds(self, task: str) -> range:
-        """Return the seeds that report a task."""
-        number = self.seeds if "positions" in TASKS[task].needs else self.control_seeds
-        return range(self.first_seed, self.first_seed + number)
+    def reporting_seeds(self, cell: Cell) -> range:
+        """Return the seeds that report a row: what a theorem settles has one for each setting of the sweep."""
+        number = self.control_seeds if is_control(cell.task) else self.seeds
+        return range(self.first_seed, self.first_seed + (min(number, len(self.points())) if cell.is_forced else number))
+
+    def recipe_of(self, task: str) -> Recipe:
+        """Return how a task is trained, but for what the sweep changes."""
+        steps = min(self.recipe.steps, self.control_steps) if is_control(task) else self.recipe.steps
+        return replace(self.recipe, steps=steps)
 
     def trial(self, cell: Cell, point: Point, seed: int, device: str) -> Trial:
         """Return one trial of a row."""
         changes = {name: value for part in cell.removed for name, value in PARTS[part].items()}
         config = {**self.config, "num_layers": cell.num_layers, "init": point.init, **changes}
-        recipe = replace(self.recipe, learning_rate=point.learning_rate, warm_up=point.warm_up)
+        recipe = replace(self.recipe_of(cell.task), learning_rate=point.learning_rate, warm_up=point.warm_up)
         as_study = Study(
             name="table", question="", source="", config=config, recipe=recipe, variants=(Variant(""),),
             tasks=(cell.task,),

@@ -73,7 +73,7 @@ class Stages:
     def not_yet_named(self, found: Found) -> int:
         """Return how many trials at most belong to second stages that cannot be named yet."""
         waiting = [c for c in self.design.cells() if not c.is_forced and self.tuned(c, found) is None]
-        return sum(2 * len(self.design.reporting_seeds(cell.task)) for cell in waiting)
+        return sum(2 * len(self.design.reporting_seeds(cell)) for cell in waiting)
 
     def tuning(self, cell: Cell) -> list[Job]:
         """Return the jobs of the first stage, seed by seed through the sweep; a row that is forced has none."""
@@ -85,16 +85,13 @@ class Stages:
 
     def reporting(self, cell: Cell, point: Point) -> list[Job]:
         """Return the jobs of the second stage at one setting."""
-        return self._stacked([self._trial(cell, point, seed) for seed in self.design.reporting_seeds(cell.task)])
+        return self._stacked([self._trial(cell, point, seed) for seed in self.design.reporting_seeds(cell)])
 
     def everywhere(self, cell: Cell) -> list[Job]:
         """Return the jobs of a row that a theorem settles: its seeds go through the sweep, each at another setting."""
         points = self.design.points()
         return self._stacked(
-            [
-                self._trial(cell, points[i % len(points)], s)
-                for i, s in enumerate(self.design.reporting_seeds(cell.task))
-            ]
+            [self._trial(cell, points[i % len(points)], s) for i, s in enumerate(self.design.reporting_seeds(cell))]
         )
 
     def tuned(self, cell: Cell, found: Found) -> Tuned | None:

@@ -57,7 +57,7 @@ def tell(stages: Stages, get: Get) -> dict[str, Any]:
         "config": dict(design.config),
         "recipe": asdict(design.recipe),
         "parts": list(PARTS),
-        "tasks": [_about(name, len(design.reporting_seeds(name))) for name in design.tasks],
+        "tasks": [_about(name, design) for name in design.tasks],
         "depths": list(design.depths),
         "points": [{"name": point.name, **asdict(point)} for point in points],
         "tuning_seeds": list(design.tuning_seeds()),
@@ -80,7 +80,7 @@ def warnings_before(design: Design) -> list[str]:
     """Return what must be said before a table is made: too few seeds for any verdict."""
     compared = [cell for cell in design.cells() if cell.removed and not cell.is_forced]
     tests = number_of_tests(design)
-    seeds = min((len(design.reporting_seeds(cell.task)) for cell in compared), default=0)
+    seeds = min((len(design.reporting_seeds(cell)) for cell in compared), default=0)
     if not compared or tests * smallest_p(seeds) <= ALPHA:
         return []
     return [
@@ -89,11 +89,12 @@ def warnings_before(design: Design) -> list[str]:
     ]
 
 
-def _about(name: str, seeds: int) -> dict[str, Any]:
+def _about(name: str, design: Design) -> dict[str, Any]:
     task = TASKS[name]
     return {
         "name": name, "statement": task.statement, "chance": task.chance, "best": task.best, "length": task.length,
-        "vocab_size": task.vocab_size, "needs": list(task.needs), "seeds": seeds,
+        "vocab_size": task.vocab_size, "needs": list(task.needs),
+        "seeds": len(design.reporting_seeds(Cell(name, design.depths[0], ()))), "steps": design.recipe_of(name).steps,
     }  # fmt: skip
 
 
@@ -109,8 +110,9 @@ def _of_device(stages: Stages, found: Found) -> tuple[list[dict[str, Any]], list
         if not cell.removed:
             base = at_best
         lines.append(line)
-        if at_best and base and len(base) == len(at_best):
-            row = Row(TASKS[cell.task], "", "", at_best, base if cell.removed else None, cell.is_forced)
+        if at_best and base and len(base) >= len(at_best):  # seeds of a theorem's row are the first of the others'
+            paired = base[: len(at_best)] if cell.removed else None
+            row = Row(TASKS[cell.task], "", "", at_best, paired, cell.is_forced)
             compared.append((line, row))
     compare([row for _, row in compared], {"": number_of_tests(design)})
     for line, row in compared:
@@ -147,7 +149,7 @@ def _line(
     for stage, jobs in wanted.items():
         finished = list(stages.records(jobs, found))
         _note(trials, stage, cell, stages, finished)
-        if len(finished) == len(stages.design.reporting_seeds(cell.task)):
+        if len(finished) == len(stages.design.reporting_seeds(cell)):
             point = None if cell.is_forced else point_of(finished[0][0]).name
             line[stage] = {"point": point, **_numbers(cell, [record for _, record in finished])}
             if stage == "best":
