@@ -204,9 +204,12 @@ def computes_in_float64(bench: Workbench) -> bool:
 def computes_alike(bench: Workbench, like: Workbench) -> None:
     """Judge a subject in the dtypes of another one that it was made of: changing a `forward` narrows no arithmetic.
 
-    Of a large instance all that was measured is taken over: each of it costs as much as the search for one fault.
+    Of a large instance all that was measured is taken over: each of it costs as much as the search for one fault. So
+    is what a violation asks for, which nothing but faults may have asked for yet.
     """
     if like.pool.is_large:
+        for config in like.configs:
+            rounding_of(like, like.pool.get(config, torch.float32))
         bench.measured |= like.measured
     else:
         bench.measured["float64",] = computes_in_float64(like)

@@ -79,10 +79,14 @@ class Drawing:
             return int(self.choice(label, range(low, longest + 1)))
         limit = min(self.subject.fact("max_len", 64), config.max_len)
         colliding = colliding_lengths(self.subject, self.config())
-        longest = effort_of(self.bench).tokens or limit
+        longest = self.longest_affordable(limit)
         options = sorted({*range(low, high + 1), *(n for n in colliding if n <= longest)})
         options = [n for n in options if low <= n <= limit]
         return int(self.choice(label, options or [low]))
+
+    def longest_affordable(self, limit: int) -> int:
+        """Return the longest sequence of ordinary cases, at most `limit`; of a large instance it follows from its cost."""
+        return min(limit, effort_of(self.bench).tokens or limit)
 
     def batch(self, low: int = 1, high: int = 3) -> int:
         """Draw a number of samples, low..high: up to `MOST_SAMPLES` of a wide model, the fewest of a long sequence."""

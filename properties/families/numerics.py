@@ -61,7 +61,8 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
 def _every_length(case: Case, built: Built) -> None:
     """Call once at every length. Some lengths may be refused (all that end no block, say), but not one alone."""
     stream, bits = Stream(case, built), min(torch.finfo(built.dtype).bits, 32)  # many compute in float32 whatever it is
-    longest = min(built.config.max_len, case.subject.fact("max_len", built.config.max_len), _LONGEST)
+    most = min(built.config.max_len, case.subject.fact("max_len", built.config.max_len), _LONGEST)
+    longest = case.longest_affordable(most)
     refused: dict[int, str] = {}
     for length in range(1, longest + 1):
         try:
