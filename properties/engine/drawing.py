@@ -85,7 +85,7 @@ class Drawing:
         return int(self.choice(label, options or [low]))
 
     def longest_affordable(self, limit: int) -> int:
-        """Return the longest sequence of ordinary cases, at most `limit`; of a large instance it follows from its cost."""
+        """Return the longest sequence of ordinary cases, at most `limit`; of a large instance its cost decides."""
         return min(limit, effort_of(self.bench).tokens or limit)
 
     def batch(self, low: int = 1, high: int = 3) -> int:
