@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.norms import is_norm
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
@@ -203,16 +204,22 @@ def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
     maps = [m for m in built.module.modules() if isinstance(m, nn.Linear)]
     if any(id(m.weight) in tables for m in maps):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
-    elif any(m.out_features == built.config.vocab_size for m in maps) or _maps_back(built.module, tables):
+    elif any(m.out_features in _rows(built.config.vocab_size) for m in maps) or _maps_back(built, tables):
         yield Finding(
             "tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench)
         )
 
 
-def _maps_back(module: nn.Module, tables: set[int]) -> bool:
+def _rows(vocab_size: int) -> tuple[int, int]:
+    """Return how many rows a table may have: one more where token 0 is padding and is never drawn."""
+    return vocab_size, vocab_size + 1
+
+
+def _maps_back(built: Built, tables: set[int]) -> bool:
     """Whether a parameter that no module of torch holds has the shape of an embedding: a head without nn.Linear."""
-    shapes = {m.weight.shape for m in module.modules() if isinstance(m, nn.Embedding)}
-    own = (p for m in module.modules() if not type(m).__module__.startswith("torch.") for p in m.parameters(False))
+    parts, rows = list(built.module.modules()), _rows(built.config.vocab_size)
+    shapes = {m.weight.shape for m in parts if isinstance(m, nn.Embedding) and m.num_embeddings in rows}
+    own = (p for m in parts if not type(m).__module__.startswith("torch.") for p in m.parameters(recurse=False))
     return any(p.shape in shapes and id(p) not in tables for p in own)
 
 

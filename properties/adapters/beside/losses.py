@@ -17,6 +17,8 @@ _LABELS = r"(lm_|mlm_|masked_lm_|next_)?(labels?|targets?|tgts?|trg|target_ids|l
 _METHODS = ("loss", "compute_loss", "get_loss", "calc_loss", "calculate_loss", "lm_loss", "loss_fn")
 _MOVED_INSIDE = r"(lm_)?labels?|label_ids"
 """Names that by the convention of Hugging Face are given as the tokens are, and moved by one inside."""
+_MOVED_ALREADY = r"targets?|tgts?|target_ids|next_tokens|gold|y_true"
+"""Names that by the convention of minGPT are given what each output is to foretell, moved by whoever made them."""
 
 
 def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequence[Argument],
@@ -48,9 +50,8 @@ def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequenc
             if second is None or not bool(value.isfinite().all()) or torch.equal(value, second):
                 continue
             written = source.replace("return output\n", f"return output{pick}{'.reshape(())' * value.ndim}\n")
-            guesses = {}
-            if kind == "decoder" and re.fullmatch(_MOVED_INSIDE, told.lower()):
-                guesses = {"shifts_labels": True}
+            said = {_MOVED_INSIDE: True, _MOVED_ALREADY: False} if kind == "decoder" else {}
+            guesses = {"shifts_labels": moves for names, moves in said.items() if re.fullmatch(names, told.lower())}
             note = f"its own loss is judged: what it gives for {told}=labels, output{pick}".rstrip()
             return Offer("loss", written, (note.removesuffix(", output"),), guesses)
     return None
