@@ -8,6 +8,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import attentions
 from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps
 from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.norm_axes import odd_norms
 from veriformer.properties.anatomy.norms import (
     NormCall,
     held,
@@ -95,10 +96,12 @@ def _told(between: Between) -> str:
 )
 def norms_follow_the_declared_formula(case: Case) -> None:
     """Each is held to the tokens that reach it, and how its eps enters to small ones. Norms over d_head channels, of
-    queries and keys, may be others. In a pre-LN model queries, keys and values pass a norm, all or none of them; what
+    queries and keys, may be others, but over heads, positions or samples nothing is to be normalised (a question, since
+    some attention does so by design). In a pre-LN model queries, keys and values pass a norm, all or none of them; what
     gives the output takes what the last norm gave, where final_norm says so.
     """
     flowing = flow(case)
+    _none_is_over_another_axis(case, flowing)
     width, kind = flowing.width, str(case.subject.fact("norm"))
     known = _known(flowing.seen, kind, width)
     if not known:
@@ -122,6 +125,29 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         _norms_stand_as_declared(case, flowing, placement)
     if stack and placement in ("pre", "post") and norms_at_the_end(flowing.seen, width) is not None:
         _the_end_is_the_declared_one(case, flowing, 1 if placement == "post" else 0)
+
+
+def _none_is_over_another_axis(case: Case, flowing: Flow) -> None:
+    """Require that what is normalised, queries and keys among it, is so over its channels."""
+    config = flowing.built.config
+    sizes = (flowing.length, flowing.other), (config.num_heads, config.num_key_value_heads)
+    odd = odd_norms(flowing.seen, *sizes)
+    count = case.apply(norms_over_others, flowing.seen, *sizes)
+    axis = odd[0].axis if odd else ""
+    place = (odd[0].place if odd else "") or "the model"
+    case.require(
+        count == 0,
+        f"in {place} numbers are normalised over {axis}, not over channels",
+        got=f"sums of squares over {axis} that are one number",
+        expected="a norm over the channels of each token, or of each head",
+        cause=lambda: f"the norm in {place} runs over the wrong axis: over {axis}",
+        asks=("structure", "other"),
+    )
+
+
+def norms_over_others(seen: Traced, lengths: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
+    """Return how many norms run over heads, positions or samples."""
+    return torch.tensor(len(odd_norms(seen, lengths, heads)))
 
 
 def other_norms(seen: Traced, width: int, kind: str) -> Tensor:
