@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -52,6 +53,8 @@ def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequenc
             written = source.replace("return output\n", f"return output{pick}{'.reshape(())' * value.ndim}\n")
             said = {_MOVED_INSIDE: True, _MOVED_ALREADY: False} if kind == "decoder" else {}
             guesses = {"shifts_labels": moves for names, moves in said.items() if re.fullmatch(names, told.lower())}
+            if told.endswith("(tokens)"):
+                guesses = {"shifts_labels": True}
             note = f"its own loss is judged: what it gives for {told}=labels, output{pick}".rstrip()
             return Offer("loss", written, (note.removesuffix(", output"),), guesses)
     return None
@@ -75,6 +78,56 @@ def _sources(sample: nn.Module, kind: str, wiring: Wiring, names: Sequence[str])
         if callable(getattr(sample, name, None)) and not isinstance(getattr(sample, name), nn.Module):
             words = ", ".join([*wiring.inputs, turned])
             yield f"{name}()", _source(heads, before, f"model.{name}({words})")
+    if kind in ("decoder", "encoder_decoder") and wiring.target == "model" and not wiring.around:
+        yield from _of_own_tokens(sample, wiring)
+
+
+_OF_OWN_TOKENS = """def loss({heads}):
+    forward, told, seen = model.forward, [], {tokens}
+
+    def own(given):
+        if not isinstance(given, torch.Tensor) or given.untyped_storage().data_ptr() != labels.untyped_storage().data_ptr():
+            return given
+        told.append(given)
+        start = (given.storage_offset() - labels.storage_offset()) % labels.shape[1]
+        return seen[:, start : start + given.shape[1]]
+
+    model.forward = lambda *args, **given: forward(*map(own, args), **{{n: own(v) for n, v in given.items()}})
+    try:
+        output = model.{name}({words})
+    finally:
+        del model.forward
+    if not told:
+        raise TypeError("its forward was not given the tokens")
+    return output
+"""
+
+
+def _of_own_tokens(sample: nn.Module, wiring: Wiring) -> Iterator[tuple[str, str]]:
+    """Yield the call of a loss that takes tokens alone and foretells them: what it foretells is told from what it sees.
+
+    The forward inside sees the tokens; what the loss is handed, and scores by, are labels.
+    """
+    tokens = wiring.inputs[-1]
+    if any(line.startswith(f"{tokens} =") for line in wiring.before) or wiring.pick.endswith("[:, 1:]"):
+        return
+    names = list(inspect.signature(sample.forward).parameters)
+    sources = dict(zip([n for n in wiring.given if n.startswith("*")], names, strict=False))
+    given = {sources.get(n, n): v for n, v in wiring.given.items()}
+    for method in _METHODS:
+        function = getattr(sample, method, None)
+        if not inspect.ismethod(function):
+            continue
+        required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        by_name = [given.get(n) for n in required]
+        by_place = [given[n] for n in names if n in given and tokens in given[n] or n in required][: len(required)]
+        words = by_name if all(by_name) else by_place
+        if len(words) != len(required) or sum(w == tokens for w in words) != 1:
+            continue
+        called = ", ".join("labels" if w == tokens else str(w) for w in words)
+        heads = ", ".join(["model", *wiring.inputs, "labels"])
+        source = _OF_OWN_TOKENS.format(heads=heads, tokens=tokens, name=method, words=called)
+        yield f"{method}(tokens)", f"import torch\n\n\n{source}"
 
 
 def _source(heads: str, before: Sequence[str], called: str) -> str:

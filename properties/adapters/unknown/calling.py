@@ -9,6 +9,7 @@ from torch import nn
 from veriformer.properties.adapters.masks import masking
 from veriformer.properties.adapters.masks.masks_of_two import with_masks_of_two
 from veriformer.properties.adapters.unknown.arguments import arguments_of
+from veriformer.properties.adapters.unknown.images import text_with_image
 from veriformer.properties.adapters.unknown.one_sequence import of_one_sequence
 from veriformer.properties.adapters.unknown.parts import is_loss, loss_of, rotating
 from veriformer.properties.adapters.unknown.two_sequences import (
@@ -43,7 +44,7 @@ def understood(sample: nn.Module, sizes: DrawnConfig, kind: str | None, name: st
     if {"query", "key", "value"} <= roles and kind in (None, "self_attention"):
         return of_attention(sample, sizes, arguments, name)
     second = second_of(arguments, kind)
-    if second is not None:
+    if second is not None and text_with_image(sample, sizes, arguments) is None:
         pair = of_two_sequences(sample, sizes, kind, arguments, second, name)
         return with_masks_of_two(pair, sample, sizes, arguments, padding_id)
     try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
 from veriformer.properties.adapters.unknown.frames import of_frames
+from veriformer.properties.adapters.unknown.images import text_with_image, with_its_own_token
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
 from veriformer.properties.adapters.unknown.understanding import (
@@ -41,6 +42,15 @@ def of_one_sequence(
 ) -> Understood:
     """Find out how a model of one sequence is called; arguments and errors as of `calling.understood`."""
     problems: list[tuple[str, Exception]] = []
+    captioned = text_with_image(sample, sizes, arguments)
+    if captioned is not None:
+        wiring, arguments, told = captioned
+        x = tokens_of(sizes.vocab_size, B, T)
+        found = _read(sample, sizes, kind, arguments, name, wiring, "tokens", x, wiring.call(sample, x))
+        if found is not None:
+            own = with_its_own_token(sample, found.wiring, x, sizes.vocab_size)
+            moved = ["output t is of the tokens before t: judged is that of t + 1"] if own is not found.wiring else []
+            return replace(found, wiring=own, notes=(told, *found.notes, *moved))
     for what, x in _attempts(sample, sizes, kind):
         wiring = Wiring(("x",), basis(arguments, "x", sample))
         if missing := unknown(arguments, dict(wiring.given)):
