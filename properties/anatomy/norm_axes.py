@@ -64,7 +64,9 @@ def _axis_of(value: Value, batch: int, lengths: tuple[int, ...], heads: tuple[in
     for word in ("heads", "positions", "samples"):
         if axes[word] and x.shape[axes[word][0]] > 1 and _is_even(squares, (axes[word][0],), but=own):
             return word
-    if axes["heads"] and _is_even(squares, (axes["heads"][0], own)):  # all channels at once, before heads are told apart
+    if axes["heads"] and _is_even(
+        squares, (axes["heads"][0], own)
+    ):  # all channels at once, before heads are told apart
         return ""
     return "positions and channels" if _is_even(squares, (axes["positions"][0], channels[0])) else ""
 

@@ -76,7 +76,10 @@ def with_its_own_token(sample: nn.Module, wiring: Wiring, x: Tensor, size: int) 
     )
     if not is_strict:
         return wiring
-    before = (*wiring.before, f"{wiring.inputs[0]} = torch.cat([{wiring.inputs[0]}, {wiring.inputs[0]}[:, -1:]], dim=1)")
+    before = (
+        *wiring.before,
+        f"{wiring.inputs[0]} = torch.cat([{wiring.inputs[0]}, {wiring.inputs[0]}[:, -1:]], dim=1)",
+    )
     return replace(wiring, before=before, pick=f"{wiring.pick}[:, 1:]")
 
 

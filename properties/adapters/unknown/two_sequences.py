@@ -30,7 +30,9 @@ from veriformer.properties.adapters.unknown.understanding import (
 from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
-_OPTIONAL_TARGETS = r"(dec|decoder)_?(input_?ids|inputs?|tokens|ids|seq|x)|(tgt|trg|target)s?(_?(seq|ids|tokens|inputs?|in))?"
+_OPTIONAL_TARGETS = (
+    r"(dec|decoder)_?(input_?ids|inputs?|tokens|ids|seq|x)|(tgt|trg|target)s?(_?(seq|ids|tokens|inputs?|in))?"
+)
 
 
 def second_of(arguments: Sequence[Argument], kind: str | None) -> Argument | None:
