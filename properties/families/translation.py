@@ -77,8 +77,8 @@ def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str) -> None:
     case.require(
         (behind == behind[:1]).all(), f"{manner} a row goes on behind its end while others are not done",
         got=f"tokens {behind.tolist()} behind {own.tolist()}", expected="one token, the padding",
-        cause=lambda: f"a row that has ended, behind {len(own) - 1} tokens, goes on getting words: nothing keeps what it "
-        "is given to padding",
+        cause=lambda: f"a row that has ended, behind {len(own) - 1} tokens, goes on getting words: nothing keeps what "
+        "it is given to padding",
     )  # fmt: skip
 
 
@@ -95,8 +95,10 @@ def _judge_choices(case: Case, built: Built, source: Tensor, alone: list[Tensor]
             continue
         stop, is_tail = int(own[at - 1]), bool((own[at:] == own[at]).all()) and at > 1
         ends.add(stop)
+        if is_tail and len(ends) == 1:
+            continue
         case.require(
-            is_tail and len(ends) == 1, f"{manner}, step {at} does not choose the best token behind the source",
+            logits[at - 1].argmax() == own[at], f"{manner}, step {at} does not choose the best token behind the source",
             got=f"token {int(own[at])} of logit {float(logits[at - 1, own[at]]):.4g}",
             expected=f"token {int(logits[at - 1].argmax())} of logit {float(logits[at - 1].max()):.4g}",
             cause=lambda o=own, i=at, b=b: _other(case, built, source[b : b + 1], o, i),  # type: ignore[misc]
@@ -124,9 +126,12 @@ def _other(case: Case, built: Built, source: Tensor, own: Tensor, at: int) -> st
     with torch.no_grad():
         moved = _moved(built, case.call(built, source, torch.zeros_like(own)[None]))
         ids = (own - moved).clamp(min=0)[None]
-        for told, given in (("the newest token is left out", ids[:, : at - 1]), ("the newest token alone", ids[:, at - 1 : at]),
-                            ("the tokens but the first", ids[:, 1:at])):  # fmt: skip
+        others = {
+            "the newest token is left out": ids[:, : at - 1],
+            "the newest token alone is given to the decoder": ids[:, at - 1 : at],
+            "the first token is left out": ids[:, 1:at],
+        }
+        for told, given in others.items():
             if given.shape[1] and int(case.call(built, source, given)[0, -1].argmax()) == int(own[at]):
-                return f"it is the best token where {told} is given to the decoder" if "alone" in told else (
-                    f"it is the best token where {told}")  # fmt: skip
+                return f"it is the best token where {told}"
     return None

@@ -202,7 +202,7 @@ def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
         return
     tables = {id(m.weight) for m in built.module.modules() if isinstance(m, nn.Embedding)}
     maps = [m for m in built.module.modules() if isinstance(m, nn.Linear)]
-    if any(id(m.weight) in tables for m in maps):
+    if any(id(m.weight) in tables for m in maps) or any(id(p) in tables for p in _own(built.module)):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
     elif any(m.out_features in _rows(built.config.vocab_size) for m in maps) or _maps_back(built, tables):
         yield Finding(
@@ -217,10 +217,19 @@ def _rows(vocab_size: int) -> tuple[int, int]:
 
 def _maps_back(built: Built, tables: set[int]) -> bool:
     """Whether a parameter that no module of torch holds has the shape of an embedding: a head without nn.Linear."""
-    parts, rows = list(built.module.modules()), _rows(built.config.vocab_size)
-    shapes = {m.weight.shape for m in parts if isinstance(m, nn.Embedding) and m.num_embeddings in rows}
-    own = (p for m in parts if not type(m).__module__.startswith("torch.") for p in m.parameters(recurse=False))
-    return any(p.shape in shapes and id(p) not in tables for p in own)
+    rows = _rows(built.config.vocab_size)
+    shapes = {
+        m.weight.shape for m in built.module.modules() if isinstance(m, nn.Embedding) and m.num_embeddings in rows
+    }
+    return any(p.shape in shapes and id(p) not in tables for p in _own(built.module))
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that modules hold which are none of torch's, and no tables either."""
+    parts = (
+        m for m in module.modules() if not type(m).__module__.startswith("torch.") and not isinstance(m, nn.Embedding)
+    )
+    return [p for m in parts for p in m.parameters(recurse=False)]
 
 
 def _copied(bench: Workbench) -> Question | None:

@@ -52,9 +52,9 @@ def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequenc
                 continue
             written = source.replace("return output\n", f"return output{pick}{'.reshape(())' * value.ndim}\n")
             said = {_MOVED_INSIDE: True, _MOVED_ALREADY: False} if kind == "decoder" else {}
-            guesses = {"shifts_labels": moves for names, moves in said.items() if re.fullmatch(names, told.lower())}
-            if told.endswith("(tokens)"):
-                guesses = {"shifts_labels": True}
+            moves = next((moves for names, moves in said.items() if re.fullmatch(names, told.lower())), None)
+            guesses = {"shifts_labels": True} if told.endswith("(tokens)") else {}
+            guesses |= {} if moves is None else {"shifts_labels": moves}
             note = f"its own loss is judged: what it gives for {told}=labels, output{pick}".rstrip()
             return Offer("loss", written, (note.removesuffix(", output"),), guesses)
     return None
@@ -86,7 +86,8 @@ _OF_OWN_TOKENS = """def loss({heads}):
     forward, told, seen = model.forward, [], {tokens}
 
     def own(given):
-        if not isinstance(given, torch.Tensor) or given.untyped_storage().data_ptr() != labels.untyped_storage().data_ptr():
+        of = given.untyped_storage().data_ptr() if isinstance(given, torch.Tensor) else None
+        if of != labels.untyped_storage().data_ptr():
             return given
         told.append(given)
         start = (given.storage_offset() - labels.storage_offset()) % labels.shape[1]
@@ -120,7 +121,7 @@ def _of_own_tokens(sample: nn.Module, wiring: Wiring) -> Iterator[tuple[str, str
             continue
         required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
         by_name = [given.get(n) for n in required]
-        by_place = [given[n] for n in names if n in given and tokens in given[n] or n in required][: len(required)]
+        by_place = [given[n] for n in names if (n in given and tokens in given[n]) or n in required][: len(required)]
         words = by_name if all(by_name) else by_place
         if len(words) != len(required) or sum(w == tokens for w in words) != 1:
             continue

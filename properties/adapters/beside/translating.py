@@ -17,7 +17,8 @@ _NAMES = r"(greedy_)?(generate|translate|sample|complete|greedy|infer|inference|
          r"|greedy_(search|decode|decoding)"  # fmt: skip
 _SOURCES = r"(\w+_)?(src|source|sources?|input_?ids|inputs?|tokens|ids|x|text|encoder_inputs?)(_\w+)?"
 _NEW = r"(max_|num_|n_)?(new_?)?(tokens?|steps?|gen_len|n)|max_new|max_new_tokens"
-_TOTAL = r"(max|total|num|n|tgt|target)_?(seq_|target_|tgt_|out_|output_|decode_|gen_)?(len|length|steps|tokens)|length|maxlen"
+_TOTAL = r"(max|total|num|n|tgt|target)_?(seq_|target_|tgt_|out_|output_|decode_|gen_)?(len|length|steps|tokens)" \
+         r"|length|maxlen"  # fmt: skip
 _GIVEN: tuple[tuple[str, str], ...] = (
     (r"(bos|sos|start|begin)(_?(id|idx|token|token_id|symbol|index))*", "1"),
     (r"(eos|end|stop)(_?(id|idx|token|token_id|symbol|index))*", "2"),

@@ -1,4 +1,4 @@
-"""Encoders of frames that give fewer than they take (strided convolutions): how many, and how a sequence is made of it."""
+"""Encoders of frames that give fewer than they take (strided convolutions): how a sequence is made of them."""
 
 from __future__ import annotations
 

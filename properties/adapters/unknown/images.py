@@ -41,9 +41,10 @@ def text_with_image(
     named = {n: v for n, v in given.items() if not n.startswith("*")}
     x = tokens_of(sizes.vocab_size, B, T)
     for shape in _shapes(sample):
+        sizes_of_it = ", ".join(map(str, shape))
         source = (
             f"torch.linspace(-1, 1, {shape[0] * shape[1] * shape[2]}, device=x.device)"
-            f".sin().to(next(model.parameters()).dtype).view(1, {', '.join(map(str, shape))}).expand(len(x), -1, -1, -1)"
+            f".to(next(model.parameters()).dtype).view(1, {sizes_of_it}).expand(len(x), -1, -1, -1)"
         )
         wiring = Wiring(("x",), {image.name: source, text.name: "x", **named})
         try:

@@ -54,6 +54,8 @@ def of_one_sequence(
     for what, x in _attempts(sample, sizes, kind):
         wiring = Wiring(("x",), basis(arguments, "x", sample))
         if missing := unknown(arguments, dict(wiring.given)):
+            if kind in (None, "classifier") and (frames := of_frames(sample, arguments)) is not None:
+                return frames
             raise NotCalledError(
                 f"{name}.forward needs the argument {missing[0]!r}, of which nothing is known; write "
                 f"Subject(kind=..., build=..., forward=lambda m, x: m(x, {missing[0]}=...))"
@@ -81,8 +83,8 @@ def of_one_sequence(
     what, first = problems[0]
     if lone := _lone_length(sample, sizes, wiring):
         raise NotCalledError(
-            f"{name} takes sequences of {lone} positions alone (1 to {_LONGEST} were tried), and properties need several "
-            "lengths: give the model that cuts its windows, or write a Subject whose forward does"
+            f"{name} takes sequences of {lone} positions alone (1 to {_LONGEST} were tried), and properties need "
+            "several lengths: give the model that cuts its windows, or write a Subject whose forward does"
         ) from first
     said = str(first) if str(first).startswith("it gave") else f"raised {type(first).__name__}: {first}"
     shown = f"{'token ids' if what == 'tokens' else what} {given_as(what, sizes)}"
