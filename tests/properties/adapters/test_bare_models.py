@@ -1,4 +1,4 @@
-"""Bare models of styles that take more than a sequence, or give less: understood, judged, told from their wrong twins."""
+"""Bare models that take more than a sequence, or give less: understood, judged, told from their wrong twins."""
 
 from __future__ import annotations
 
