@@ -8,7 +8,6 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import attentions
 from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps
 from veriformer.properties.anatomy.flow import Flow, flow
-from veriformer.properties.anatomy.norm_axes import odd_norms
 from veriformer.properties.anatomy.norms import (
     NormCall,
     held,
@@ -23,6 +22,7 @@ from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.norm_axes import none_is_over_another_axis
 from veriformer.properties.formulas.norms import eps_cause, norm_cause
 
 KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
@@ -101,7 +101,7 @@ def norms_follow_the_declared_formula(case: Case) -> None:
     gives the output takes what the last norm gave, where final_norm says so.
     """
     flowing = flow(case)
-    _none_is_over_another_axis(case, flowing)
+    none_is_over_another_axis(case, flowing)
     width, kind = flowing.width, str(case.subject.fact("norm"))
     known = _known(flowing.seen, kind, width)
     if not known:
@@ -125,29 +125,6 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         _norms_stand_as_declared(case, flowing, placement)
     if stack and placement in ("pre", "post") and norms_at_the_end(flowing.seen, width) is not None:
         _the_end_is_the_declared_one(case, flowing, 1 if placement == "post" else 0)
-
-
-def _none_is_over_another_axis(case: Case, flowing: Flow) -> None:
-    """Require that what is normalised, queries and keys among it, is so over its channels."""
-    config = flowing.built.config
-    sizes = (flowing.length, flowing.other), (config.num_heads, config.num_key_value_heads)
-    odd = odd_norms(flowing.seen, *sizes)
-    count = case.apply(norms_over_others, flowing.seen, *sizes)
-    axis = odd[0].axis if odd else ""
-    place = (odd[0].place if odd else "") or "the model"
-    case.require(
-        count == 0,
-        f"in {place} numbers are normalised over {axis}, not over channels",
-        got=f"sums of squares over {axis} that are one number",
-        expected="a norm over the channels of each token, or of each head",
-        cause=lambda: f"the norm in {place} runs over the wrong axis: over {axis}",
-        asks=("structure", "other"),
-    )
-
-
-def norms_over_others(seen: Traced, lengths: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
-    """Return how many norms run over heads, positions or samples."""
-    return torch.tensor(len(odd_norms(seen, lengths, heads)))
 
 
 def other_norms(seen: Traced, width: int, kind: str) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from veriformer.properties.bench.compiling import why_not_compiled
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import given_dtype, half_tolerance_of, is_swamped, makes_choices, tolerance_of
-from veriformer.properties.bench.narrowing import half_inside
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
@@ -21,6 +20,7 @@ from veriformer.properties.engine.calling import Caller, refuses
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.narrowing import half_inside
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.paths import Path

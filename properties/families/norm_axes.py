@@ -1,4 +1,4 @@
-"""Norms over another axis than the channels, told by their numbers: whatever they are written with."""
+"""Norms over another axis than the channels, told by their numbers, however written; part of `anatomy.norm`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from veriformer.properties.anatomy.flow import Flow
 from veriformer.properties.anatomy.traced import Traced, Value
+from veriformer.properties.engine.case import Case
 
 _MAKERS = ("div", "mul", "native_layer_norm", "native_group_norm", "_fused_rms_norm")
 """Operations that a norm ends in before its gain."""
@@ -29,6 +31,29 @@ class OddNorm:
     place: str
     axis: str
     when: int
+
+
+def none_is_over_another_axis(case: Case, flowing: Flow) -> None:
+    """Require that what is normalised, queries and keys among it, is so over its channels."""
+    config = flowing.built.config
+    sizes = (flowing.length, flowing.other), (config.num_heads, config.num_key_value_heads)
+    odd = odd_norms(flowing.seen, *sizes)
+    count = case.apply(norms_over_others, flowing.seen, *sizes)
+    axis = odd[0].axis if odd else ""
+    place = (odd[0].place if odd else "") or "the model"
+    case.require(
+        count == 0,
+        f"in {place} numbers are normalised over {axis}, not over channels",
+        got=f"sums of squares over {axis} that are one number",
+        expected="a norm over the channels of each token, or of each head",
+        cause=lambda: f"the norm in {place} runs over the wrong axis: over {axis}",
+        asks=("structure", "other"),
+    )
+
+
+def norms_over_others(seen: Traced, lengths: tuple[int, ...], heads: tuple[int, ...]) -> Tensor:
+    """Return how many norms run over heads, positions or samples."""
+    return torch.tensor(len(odd_norms(seen, lengths, heads)))
 
 
 def odd_norms(seen: Traced, lengths: tuple[int, ...], heads: tuple[int, ...]) -> list[OddNorm]:
