@@ -152,6 +152,8 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
         given = {"image": found.image, "patches": written(PATCHES.format(enters=found.enters), "patches", {})}
     if found.counts_from_one:
         source = re.sub(r"c\.vocab_size\b(?! \+ 1)", "c.vocab_size + 1", source)
+    if found.one_longer:
+        source = re.sub(r"c\.max_len\b", "(c.max_len + 1)", source)
     subject = _subject(
         thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
     )

@@ -15,6 +15,8 @@ _MAKERS = ("div", "mul", "native_layer_norm", "native_group_norm", "_fused_rms_n
 """Operations that a norm ends in before its gain."""
 _EVEN = 1e-3
 """Relative spread of sizes that are one number, eps of a norm among what moves them."""
+_UNEVEN = 0.1
+"""Spread of sizes of tokens that no norm over channels gave, and no large bias either, which makes all sums alike."""
 _FEWEST = 2  # different sizes that must be seen
 
 
@@ -84,7 +86,7 @@ def _axis_of(value: Value, batch: int, lengths: tuple[int, ...], heads: tuple[in
         return ""  # a table
     squares = x.double().square()
     own = channels[0]
-    if not bool(squares.isfinite().all()) or _is_even(squares, (own,)):
+    if not bool(squares.isfinite().all()) or _spread(squares, (own,)) < _UNEVEN:
         return ""
     for word in ("heads", "positions", "samples"):
         if axes[word] and x.shape[axes[word][0]] > 1 and _is_even(squares, (axes[word][0],), but=own):
@@ -98,9 +100,14 @@ def _axis_of(value: Value, batch: int, lengths: tuple[int, ...], heads: tuple[in
 
 def _is_even(squares: Tensor, over: tuple[int, ...], but: int | None = None) -> bool:
     """Whether sums of squares over some axes are one number, or one for each channel, that is not 0."""
+    return _spread(squares, over, but) <= _EVEN
+
+
+def _spread(squares: Tensor, over: tuple[int, ...], but: int | None = None) -> float:
+    """Return how far sums of squares over some axes are from one number, or one for each channel, relatively."""
     sums = squares.sum(over, keepdim=True)
     kept = [i for i in range(sums.ndim) if i not in over and i != but and sums.shape[i] > 1]
     if not kept or sums.numel() < _FEWEST:
-        return False
+        return torch.inf
     middle = sums.mean(kept, keepdim=True)
-    return bool((middle > 1e-12).all()) and bool(((sums - middle).abs() <= _EVEN * middle).all())
+    return float(((sums - middle).abs() / middle.clamp(min=1e-12)).amax()) if bool((middle > 1e-12).all()) else torch.inf

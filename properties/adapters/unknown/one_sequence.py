@@ -49,8 +49,9 @@ def of_one_sequence(
         found = _read(sample, sizes, kind, arguments, name, wiring, "tokens", x, wiring.call(sample, x))
         if found is not None:
             own = with_its_own_token(sample, found.wiring, x, sizes.vocab_size)
-            moved = ["output t is of the tokens before t: judged is that of t + 1"] if own is not found.wiring else []
-            return replace(found, wiring=own, notes=(told, *found.notes, *moved))
+            is_moved = own is not found.wiring
+            moved = ["output t is of the tokens before t: judged is that of t + 1"] * is_moved
+            return replace(found, wiring=own, notes=(told, *found.notes, *moved), one_longer=is_moved)
     for what, x in _attempts(sample, sizes, kind):
         wiring = Wiring(("x",), basis(arguments, "x", sample))
         if missing := unknown(arguments, dict(wiring.given)):
