@@ -66,9 +66,10 @@ def odd_norms(seen: Traced, lengths: tuple[int, ...], heads: tuple[int, ...]) ->
         lengths: of its sequences.
         heads: numbers of heads; one is no axis.
     """
-    return seen.once(("odd norms", lengths, heads), lambda: [  # type: ignore[no-any-return]
+    found: list[OddNorm] = seen.once(("odd norms", lengths, heads), lambda: [
         OddNorm(v.place, axis, v.when) for v in seen.values if (axis := _axis_of(v, seen.batch, lengths, heads))
     ])  # fmt: skip
+    return found
 
 
 def _axis_of(value: Value, batch: int, lengths: tuple[int, ...], heads: tuple[int, ...]) -> str:

@@ -73,7 +73,8 @@ def _wired(sample: nn.Module, features: int, lengths: Argument | None, *, lead: 
         f"frames = x[:, :, torch.arange({features}, device=x.device) % x.shape[-1]].repeat_interleave({each}, dim=1)",
         f"frames = torch.nn.functional.pad(frames, (0, 0, {lead}, 0))",
     ]
-    given, masks = {"*first": "frames"}, ()
+    given: dict[str, str] = {"*first": "frames"}
+    masks: tuple[str, ...] = ()
     if lengths is not None:
         masks = ("attention_mask",)
         before += [
