@@ -111,4 +111,6 @@ def _spread(squares: Tensor, over: tuple[int, ...], but: int | None = None) -> f
     if not kept or sums.numel() < _FEWEST:
         return torch.inf
     middle = sums.mean(kept, keepdim=True)
-    return float(((sums - middle).abs() / middle.clamp(min=1e-12)).amax()) if bool((middle > 1e-12).all()) else torch.inf
+    return (
+        float(((sums - middle).abs() / middle.clamp(min=1e-12)).amax()) if bool((middle > 1e-12).all()) else torch.inf
+    )
