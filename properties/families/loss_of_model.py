@@ -156,29 +156,37 @@ def _cause_of(offset: int) -> str:
 def _judge_offset(case: Case, offset: int) -> None:
     """Hold the offset to what is declared, and ask where it is not what the name of the argument says."""
     subject = case.subject
-    if subject.kind != "decoder":
+    if subject.kind != "decoder" and subject.guesses.get("shifts_labels") is None:
         case.require(
             torch.tensor(offset == 0), "the labels are moved, though each output is to foretell its own label",
             got=f"row t is scored by label t + {offset}", expected="label t",
             asks=("shifts_labels", True) if subject.fact("shifts_labels") is None else None,
         )  # fmt: skip
         return
-    declared = subject.fact("shifts_labels")
-    if declared is not None:
-        case.require(
-            torch.tensor(offset == int(declared)), "the labels are not moved as is declared",
-            got=f"row t is scored by label t + {offset}", expected=f"label t + {int(declared)}",
-            cause=lambda: f"the labels are {'not moved' if offset == 0 else 'moved by one'} by the loss itself",
-        )  # fmt: skip
-    guessed = subject.guesses.get("shifts_labels")
-    if declared is None and guessed is not None:
-        case.require(
-            torch.tensor(offset == int(guessed)),
+    declared, guessed = subject.fact("shifts_labels"), subject.guesses.get("shifts_labels")
+    if declared is None:
+        return
+    is_by_name = guessed is not None and guessed == declared  # what is declared as well is no question
+    case.require(
+        torch.tensor(offset == int(declared)),
+        _by_name(moves_inside=bool(guessed)) if is_by_name else "the labels are not moved as is declared",
+        got=f"row t is scored by label t + {offset}", expected=f"label t + {int(declared)}",
+        cause=lambda: f"the labels are {'not moved' if offset == 0 else 'moved by one'} by the loss itself"
+        + f" (declare shifts_labels={bool(offset)} if that is meant)" * is_by_name,
+    )  # fmt: skip
+
+
+def _by_name(*, moves_inside: bool) -> str:
+    """Return what is odd about an offset that is not what the name of the argument says."""
+    if moves_inside:
+        return (
             "by the name of its argument the loss is given the tokens and moves them by one, and it does not: each "
-            "output would be scored by the token that it has just seen",
-            got=f"row t is scored by label t + {offset}", expected=f"label t + {int(guessed)}",
-            asks=("shifts_labels", bool(offset)),
-        )  # fmt: skip
+            "output would be scored by the token that it has just seen"
+        )
+    return (
+        "by the name of its argument the loss is given what each output is to foretell, and it moves that by one: "
+        "whoever hands over the next tokens has them moved twice"
+    )
 
 
 def _judge_uncounted(
