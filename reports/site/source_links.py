@@ -1,4 +1,4 @@
-"""Links of the pages in `docs/`: as they are written they work in a clone; on the site they go to the pages made there."""
+"""Links of the pages in `docs/`: as written they work in a clone; on the site they go to the pages made there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SECTION = re.compile(rf"(\]\((?:\.\./)*)records\.md#({'|'.join(MADE)})(?: \"([\
 _FILE = re.compile(rf"(\]\((?:\.\./)*)\.\./{GALLERY}")
 
 
-def on_the_site(markdown: str) -> str:
+def for_the_site(markdown: str) -> str:
     """Return a page of `docs/` with the links that it has on the site.
 
-    >>> on_the_site('[OPEN](records.md#outcomes "open"), [kinds](../records.md#kinds)')
+    >>> for_the_site('[OPEN](records.md#outcomes "open"), [kinds](../records.md#kinds)')
     '[OPEN](outcomes.md#open), [kinds](../kinds.md)'
-    >>> on_the_site("[twins](../reports/gallery/twins.md)")
+    >>> for_the_site("[twins](../reports/gallery/twins.md)")
     '[twins](gallery/twins.md)'
     """
     told = _SECTION.sub(lambda m: f"{m[1]}{MADE[m[2]]}{'#' + m[3] if m[3] else ''})", markdown)

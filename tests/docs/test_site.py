@@ -17,7 +17,7 @@ from veriformer.cli.site import page_of
 from veriformer.reports.site.formula import as_html, pieces
 from veriformer.reports.site.gallery_page import gallery_page, lead
 from veriformer.reports.site.property_page import property_page
-from veriformer.reports.site.source_links import on_the_site
+from veriformer.reports.site.source_links import for_the_site
 from veriformer.reports.site.tolerances import JUDGEMENTS, judgings
 from veriformer.tests.mutants import all_faults
 
@@ -118,7 +118,7 @@ def _links(text: str) -> Iterator[str]:
 def test_links_of_hand_written_pages_lead_to_pages() -> None:
     pages = _places()
     for place, text in pages.items():
-        for link in _links(on_the_site(text)):
+        for link in _links(for_the_site(text)):
             target = link.partition("#")[0]
             where = (DOCS / place).parent / target if target else DOCS / place
             assert str(where.resolve().relative_to(DOCS)) in pages, f"{place}: {link}"
