@@ -1,4 +1,4 @@
-"""What a report says first of a model that gave what the textbook's gives: what was compared, and what is wrong besides."""
+"""What a report says of a model that gave what the textbook's gives: what was compared, and what is wrong besides."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def twin(subject: Mapping[str, Any]) -> str:
     Equal outputs are those that were compared, of this configuration in these modes: what fails elsewhere (another
     dtype, a longer sequence, training, gradients) is said in the same line, which speaks of equality no more.
 
-    >>> equal = {"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model", "reach": {"T": [3, 9]}}
+    >>> equal = {"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model"}
     >>> print(twin({"results": [equal]}))
-    = equal to the textbook's model, its weights carried over in float64, at T 3..9
+    = equal to the textbook's model, its weights carried over in float64
     >>> print(twin({"results": [equal, {"id": "init.scale", "outcome": "FAIL"}]}))  # doctest: +ELLIPSIS
-    ~ forward alone is equal to the textbook's model, its weights carried over in float64, at T 3..9; not right...init.scale (fail)
+    ~ forward alone is equal to the textbook's model, its weights carried over in float64; not ...: init.scale (fail)
     """
     proved = next((r for r in subject["results"] if r["id"] == "twin.equal" and r["outcome"] == "PASS"), None)
     if proved is None or not proved["reason"]:
