@@ -31,11 +31,6 @@ WITHOUT_SCRIPT = {
         ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
         "the twin is built by the whole reference, which a script that imports nothing of ours cannot do",
     ),
-    **dict.fromkeys(
-        ("LS01-model", "LS04-model"),
-        "the loss is asked many times over, once for each label that is changed: no one assertion has them all",
-    ),
-    "patches-mixed": "what each token is made of is a map of gradients, which no one assertion holds",
     "instances-cache": "what one instance leaves behind is there already when the case is written down",
 }
 """Faults whose first failure has no standalone script, each with the reason."""
