@@ -37,12 +37,12 @@ error = float(torch.where(got == expected, 0.0, apart.detach().nan_to_num(nan=to
 """
 
 _VERDICTS = {
-    "close": _ERROR + "violated = error > {limit!r}",
-    "exact": _ERROR + "violated = error > 0",
-    "differs": _ERROR + "violated = error <= {limit!r}",
-    "finite": "error = int((~got.isfinite()).sum())\nviolated = error > 0",
-    "require": "violated = not bool(got)",
-    "equal": "violated = got != expected",
+    "close": _ERROR + "error > {limit!r}",
+    "exact": _ERROR + "error > 0",
+    "differs": _ERROR + "error <= {limit!r}",
+    "finite": "error = int((~got.isfinite()).sum())\nerror > 0",
+    "require": "not bool(got)",
+    "equal": "got != expected",
 }
 _BOUNDED = ("close", "exact")
 """Judgements of a difference that is too large: what is right stays below the same limit with any weights."""
@@ -149,7 +149,7 @@ class _Parts:
         if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
-            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if len(below) > 1 else below)]
+            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if below else [])]
         return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
@@ -160,7 +160,7 @@ class _Parts:
         lines |= {"import os", "import sys"} if head else set()
         lines |= self.sources.imports | {"import torch"}
         ours = sorted(
-            _joined(lines), key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line)
+            _joined(lines), key=lambda line: (line.split()[1].startswith("torch"), not line.startswith("import"), line)
         )
         future = ["from __future__ import annotations"] * any("@dataclass" in chunk for chunk in self.sources.chunks)
         imports = "\n".join(ours) + _NOT_RUN * bool(head)  # and where the subject is from, right below
@@ -172,6 +172,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
     """Return lines of imports, those from one module in one line."""
     lines = {*lines}
     standard = sorted(line.removeprefix("import ") for line in lines if line[7:] in _IN_ONE_LINE)
+    standard += ["torch"] * bool(standard)  # which every script imports
     lines -= {f"import {name}" for name in standard}
     whole = [line for line in lines if not line.startswith("from ") or " as " in line]
     whole += [f"import {', '.join(standard)}"] * bool(standard)
@@ -231,9 +232,11 @@ def _verdict(judged: Judged, device: torch.device) -> list[str]:
     if device.type != "cpu" and judged.kind in (*_BOUNDED, "differs"):  # what is compared may lie apart
         sides = {name: f"torch.as_tensor({text}).cpu()" for name, text in sides.items()}
     lines = [f"{name} = {text}" for name, text in sides.items() if text and name != "unit"]
-    lines += _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
+    *more, violated = _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
+    lines += more
     error = "'error:', error, " if any(line.startswith("error =") for line in lines) else ""
-    return [*lines, f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
+    told = f"print({error}'-> violated' if (violated := {violated}) else '-> holds')"
+    return [*lines, told, "raise SystemExit(violated)"]
 
 
 def _renumbered(source: str, names: set[str]) -> str:
