@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import math
@@ -54,7 +55,8 @@ _NOT_RUN = """
 sys.excepthook = lambda kind, problem, trace: (  # Python's own status would pass for a violation
     print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr), os._exit(2))
 """
-_BELOW = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
+COPIED = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
+"""Above it a script is read, below it nothing needs to be."""
 
 
 def script(prop: Property, bench: Workbench, found: Counterexample, program: Program) -> str:
@@ -146,10 +148,10 @@ class _Parts:
         )
         own = self.sources.chunks[len(self.functions) :]
         below = [*self.functions, *self.shared]
-        if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
+        if _names_made(self.functions) & _names_used("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
-            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if below else [])]
+            chunks = [*own, self.origin, case, *([f"{COPIED}\n{below[0]}", *below[1:]] if below else [])]
         return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
@@ -192,6 +194,11 @@ def _names_made(chunks: Iterable[str]) -> frozenset[str]:
         for found in found
         if found
     )
+
+
+def _names_used(source: str) -> frozenset[str]:
+    """Return the names that source reads; the modules and attributes that it names are none."""
+    return frozenset(node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name))
 
 
 class _EndError(Exception):
