@@ -38,17 +38,18 @@ error = float(torch.where(got == expected, 0.0, apart.detach().nan_to_num(nan=to
 """
 
 _VERDICTS = {
-    "close": _ERROR + "error > {limit!r}",
-    "exact": _ERROR + "error > 0",
-    "differs": _ERROR + "error <= {limit!r}",
-    "finite": "error = int((~got.isfinite()).sum())\nerror > 0",
-    "require": "not bool(got)",
-    "equal": "got != expected",
+    "close": _ERROR + "violated = error > {limit!r}",
+    "exact": _ERROR + "violated = error > 0",
+    "differs": _ERROR + "violated = error <= {limit!r}",
+    "finite": "error = int((~got.isfinite()).sum())\nviolated = error > 0",
+    "require": "violated = not bool(got)",
+    "equal": "violated = got != expected",
 }
 _BOUNDED = ("close", "exact")
 """Judgements of a difference that is too large: what is right stays below the same limit with any weights."""
 
 _COUNTED = re.compile(r"[a-z]+\d+")
+_SIDES = re.compile(r"^got = (.*)\nexpected = (.*)$", re.M)
 _STANDARD = ("copy.", "functools.", "os.", "types.", "sys.", "importlib.util.")
 _IN_ONE_LINE = ("copy", "functools", "itertools", "math", "os", "sys", "types")
 _NOT_RUN = """
@@ -99,7 +100,7 @@ class _Parts:
             raise UnwritableError("a judgement that does not rest on what the subject gave")
         self.bench = bench
         body = "\n".join(merged(inlined(lines, _verdict(program.judged, bench.device))))
-        self.body = _renumbered(body, {name for line in lines for name in line.makes})
+        self.body = _in_one(_renumbered(body, {name for line in lines for name in line.makes}))
         redrawn = redrawn and self.body.count(f"{MADE}(") > self.body.count(", redrawn=False)")
         self.redrawn = redrawn
         if not redrawn:
@@ -239,11 +240,16 @@ def _verdict(judged: Judged, device: torch.device) -> list[str]:
     if device.type != "cpu" and judged.kind in (*_BOUNDED, "differs"):  # what is compared may lie apart
         sides = {name: f"torch.as_tensor({text}).cpu()" for name, text in sides.items()}
     lines = [f"{name} = {text}" for name, text in sides.items() if text and name != "unit"]
-    *more, violated = _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
-    lines += more
+    lines += _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
     error = "'error:', error, " if any(line.startswith("error =") for line in lines) else ""
-    told = f"print({error}'-> violated' if (violated := {violated}) else '-> holds')"
-    return [*lines, told, "raise SystemExit(violated)"]
+    return [*lines, f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
+
+
+def _in_one(source: str) -> str:
+    """Say what is compared in one line where it fits in one."""
+    found = _SIDES.search(source)
+    told = found and f"got, expected = {found[1]}, {found[2]}"
+    return source if not found or not told or len(told) > WIDTH - 4 else source.replace(found[0], told)
 
 
 def _renumbered(source: str, names: set[str]) -> str:
