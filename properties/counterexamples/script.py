@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import math
@@ -27,7 +26,14 @@ from veriformer.properties.counterexamples.shortening import (
     paragraphs,
     wrapped,
 )
-from veriformer.properties.counterexamples.source import Sources, is_installed, making_of, redrawing_of
+from veriformer.properties.counterexamples.source import (
+    Sources,
+    is_installed,
+    making_of,
+    names_made,
+    names_used,
+    redrawing_of,
+)
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
@@ -149,7 +155,7 @@ class _Parts:
         )
         own = self.sources.chunks[len(self.functions) :]
         below = [*self.functions, *self.shared]
-        if _names_made(self.functions) & _names_used("\n".join([*own, self.origin])):  # what is needed at once
+        if names_made(self.functions) & names_used("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
             chunks = [*own, self.origin, case, *([f"{COPIED}\n{below[0]}", *below[1:]] if below else [])]
@@ -184,22 +190,6 @@ def _joined(lines: Iterable[str]) -> list[str]:
         module, _, name = line.removeprefix("from ").partition(" import ")
         found.setdefault(module, []).append(name)
     return [*whole, *(f"from {module} import {', '.join(names)}" for module, names in found.items())]
-
-
-def _names_made(chunks: Iterable[str]) -> frozenset[str]:
-    """Return the names that chunks of source define."""
-    return frozenset(
-        found
-        for chunk in chunks
-        for found in re.findall(r"^(?:def|class) (\w+)|^(\w+) = ", chunk, re.M)
-        for found in found
-        if found
-    )
-
-
-def _names_used(source: str) -> frozenset[str]:
-    """Return the names that source reads; the modules and attributes that it names are none."""
-    return frozenset(node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name))
 
 
 class _EndError(Exception):

@@ -8,7 +8,7 @@ import itertools
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from veriformer.properties.counterexamples.program import Line
 
@@ -127,7 +127,7 @@ def _idle(text: str) -> str:
     if len(sizes) < len(draws) or len({found[1] for found in sizes}) > 1 or len(draws) == 1:
         return f"_ = [{', '.join(_runs(draws))}]  {told}"
     shapes = [found[2] for found in sizes]
-    many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(shapes)}]"
+    many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(_sizes(shapes))}]"
     drawn = f"{sizes[0][1]}({shapes[0] if len({*shapes}) == 1 else 'size'})"
     return f"_ = [{drawn} for {'_' if len({*shapes}) == 1 else 'size'} in {many}]  {told}"
 
@@ -139,8 +139,15 @@ def _runs(draws: Sequence[str]) -> Iterator[str]:
         if not kind or len(several) < _MANY:
             yield from several
         else:
-            sizes = ", ".join(draw.removeprefix(f"{kind}(").removesuffix(")") for draw in several)
-            yield f"*({kind}(size) for size in [{sizes}])"
+            sizes = _sizes(draw.removeprefix(f"{kind}(").removesuffix(")") for draw in several)
+            yield f"*({kind}(size) for size in [{', '.join(sizes)}])"
+
+
+def _sizes(shapes: Iterable[str]) -> Iterator[str]:
+    """Yield the sizes of draws, the same one in a row as a multiple of it."""
+    for size, run in itertools.groupby(shapes):
+        count = len([*run])
+        yield size if count == 1 else f"*[{size}] * {count}"
 
 
 def _is_used(name: str, texts: Sequence[str]) -> bool:

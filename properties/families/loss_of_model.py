@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.definitions.labels import changed, follows_labels, mean_over_counted
-from veriformer.properties.definitions.losses import loss_of_rows
+from veriformer.properties.definitions.losses import changed, follows_labels, loss_of_rows, mean_over_counted
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.model_losses import Scored, scored, uncounted
 from veriformer.properties.engine.case import Case
