@@ -38,7 +38,8 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
     x = stream.draw(batch, length)
     for path in case.paths(masks=("none", "ones")):
         together = stream(x, path=path)
-        row = case.integer("row", 0, batch - 1) if path.mode == "grad" and path.mask == "none" else 0
+        drawn = path.mode == "grad" and path.mask == "none"
+        row = case.integer("row", 0, batch - 1) if drawn else (batch - 1) * case.reaches
         alone = stream(x[row : row + 1], path=path)
         case.close(
             together[row : row + 1],
@@ -106,7 +107,8 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
 )
 def permuting_samples_permutes_outputs(case: Case) -> None:
     """Masks permute along, so that a mask kept in another order than its samples shows."""
-    length, batch = case.length("T", low=2), case.choice("B", (2, 3, 4, 9, 9, 9))
+    length = case.length("T", low=2)
+    batch = case.batch(2, 9) if case.reaches else case.choice("B", (2, 3, 4, 9, 9, 9))
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
     x = stream.draw(batch, length)
     order = case.permutation("order", batch)

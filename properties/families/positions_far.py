@@ -207,12 +207,18 @@ def _rotations(case: Case) -> None:
     partial = case.subject.fact("rotary_dim") is not None and case.subject.is_functional
     wide, other = case.choice("wide", _WIDE), case.choice("other", (80, 6, 48, 112, 10, 32))
     for width in (wide, other, 8):
-        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=8192)
-        length = min(budget // config.d_head, 10**6)
+        length = min(budget // width, 10**6) if width > 8 else 10**6
+        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=_claims(case, length))
+        length = length if config.d_head == width else min(budget // config.d_head, 10**6)
         _judge_rotations(case, made(case, config, own), length, near)
     config = case.config() if partial else sized(case, d_model=32, num_heads=2, max_len=8192)
     for counting, built in countings(case, config):
         _judge_rotations(case, built, 8192, near, counting)
+
+
+def _claims(case: Case, length: int) -> int:
+    """Return for how many positions a rotation is built: 8192, or the claimed number up to a length."""
+    return max(8192, min(int(case.subject.fact("max_len", 0)), length))
 
 
 def _judge_rotations(
