@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention, followed, past
 from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
-from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.flow import FAR, Flow, flow
 from veriformer.properties.anatomy.rotations import (
     BASES,
     base_of,
@@ -54,12 +54,14 @@ _declares_what_enters.rests_on = "positions"  # type: ignore[attr-defined]
     source="Press et al. 2022; Su et al. 2021; Vaswani et al. 2017, sections 3.4 and 3.5.",
     kinds=KINDS,
     unless=(needs_module, _declares_what_enters),
+    farthest=FAR,
     examples_factor=0.2,
     goes_wide=True,
 )
 def positions_are_the_declared_ones(case: Case) -> None:
     """Orders told apart and shifts that change nothing do not show which slopes or frequencies act: they are read off
     the scores, the turned queries and keys, or what enters the first layer; there a declared embedding_scale is, too.
+    Once among many positions: a table that ends, or a distance that is cut, is nowhere in a short sequence.
     """
     flowing, before = flow(case), case.bench.tally.witnesses
     reasons = []
