@@ -109,6 +109,8 @@ def of_small_model(flowing: Flow) -> Flow | None:
     length = min(LENGTH, min(case.subject.fact("max_len", sizes.max_len), sizes.max_len) - 1)
     two = (1, 0) if flowing.other else (0,)
     inputs = tuple(_drawn(case, built, BATCH, length + more) for more in two)
+    if case.subject.takes_tokens:
+        inputs = tuple(tokens % sizes.vocab_size for tokens in inputs)
     seen = _traced(case, built, inputs, flowing.limit)
     return Flow(case, built, inputs, length, (length + 1) * bool(flowing.other), flowing.limit, seen)
 
@@ -120,7 +122,7 @@ def is_far(case: Case) -> bool:
 
 def _drawn(case: Case, built: Built, batch: int, length: int) -> Tensor:
     if case.subject.takes_tokens:
-        return case.tokens(batch, length) % built.config.vocab_size
+        return case.tokens(batch, length)
     return case.normal(batch, length, built.config.d_model, dtype=built.dtype)
 
 
