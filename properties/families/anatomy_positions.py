@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention, followed, past
 from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
-from veriformer.properties.anatomy.flow import FAR, Flow, flow
+from veriformer.properties.anatomy.flow import FAR, Flow, flow, is_far
 from veriformer.properties.anatomy.rotations import (
     BASES,
     base_of,
@@ -31,6 +31,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
 from veriformer.properties.families.anatomy_distance import scores_go_by_distance
+from veriformer.properties.families.anatomy_rows import far_rows_follow
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -346,6 +347,9 @@ def _learned(case: Case, flowing: Flow) -> None:
     if case.subject.declares.get("position_offset") is None or not case.subject.takes_tokens:
         case.does_not_apply("no position_offset is declared, or it is given embeddings")
     seen = flowing.repeated()
+    if is_far(case):
+        far_rows_follow(case, flowing, seen)
+        return
     known = first_rows(seen, flowing.module, flowing.length, flowing.width)
     if not known:
         case.does_not_apply("no sum was seen by which rows of a table of positions enter")

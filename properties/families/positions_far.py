@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -231,6 +232,10 @@ def _judge_rotations(
             return
 
 
+_NEAR = 60
+"""Position at which, beside smaller ones, it is told how a rotation pairs channels."""
+
+
 def _pairing(case: Case) -> tuple[str, float] | None:
     """Return the layout and the sign of the rotation at small positions; None where it is neither, or of another base.
 
@@ -238,7 +243,9 @@ def _pairing(case: Case) -> tuple[str, float] | None:
     """
     config = max(case.bench.configs, key=lambda c: c.d_head)
     built = case.bench.pool.get(config, given_dtype(case.bench))
-    at = torch.tensor([1, 2, 5, 60])
+    if config.max_len <= _NEAR and case.subject.build is not None:
+        built = made(case, replace(config, max_len=_NEAR + 1), built.dtype) or built
+    at = torch.tensor([1, 2, 5, _NEAR])
     x = case.normal(1, config.num_heads, len(at), config.d_head, dtype=built.dtype)
     rotated = asked(case, built, x, at.to(x.device))
     if rotated is None:
