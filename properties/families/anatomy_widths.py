@@ -91,4 +91,3 @@ def _explains(made: Tensor, plain: Tensor, limit: float) -> bool:
     middle, base = plain - plain.mean(0), made - made.mean(0)
     gain = (middle * base).sum(0) / middle.square().sum(0).clamp(min=1e-300)
     return bool((base - gain * middle).abs().amax() <= max(limit, 1e-4) * made.abs().amax())
-

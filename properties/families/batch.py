@@ -34,8 +34,8 @@ _COUPLED = excludes_fact("batch_coupled")
 )
 def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
     """No operation of a Transformer reduces over the batch. Bits may differ (other kernels for other shapes), so the
-    comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled. The gradients of the
-    weights add up over the samples, however many there are.
+    comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled. The gradients of
+    the weights add up over the samples, however many there are.
     """
     length, batch = case.length("T"), case.batch(2, 4)
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))

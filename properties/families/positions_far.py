@@ -209,7 +209,8 @@ def _rotations(case: Case) -> None:
     wide, other = case.choice("wide", _WIDE), case.choice("other", (80, 6, 48, 112, 10, 32))
     for width in (wide, other, 8):
         length = min(budget // width, 10**6) if width > 8 else 10**6
-        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=_claims(case, length))
+        longest = _claims(case, length)
+        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=longest)
         length = length if config.d_head == width else min(budget // config.d_head, 10**6)
         _judge_rotations(case, made(case, config, own), length, near)
     config = case.config() if partial else sized(case, d_model=32, num_heads=2, max_len=8192)

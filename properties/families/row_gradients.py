@@ -54,7 +54,9 @@ def gradients_add_up(case: Case, built: Built) -> None:
                 bad += [name] * bool(off[begin : begin + p.numel()].any())
                 begin += p.numel()
         with off_the_record(case):
-            told = wrong_lengths(lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens")
+            told = wrong_lengths(
+                lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens"
+            )
         return "; ".join(filter(None, (f"the gradient of {', '.join(bad)} misses some tokens", told)))
 
     case.close(
