@@ -170,7 +170,9 @@ def _up_to(longest: int, farthest: int) -> int:
 def _too_long_to_sweep(bench: Workbench) -> list[int]:
     """Return the colliding lengths that are no longer drawn."""
     tokens, sizes = effort_of(bench).tokens, bench.pool.reaching[LONG]
-    return [n for n in colliding_lengths(bench.subject, sizes) if tokens is not None and tokens < n <= sizes.max_len]
+    if tokens is None:
+        return []
+    return [n for n in colliding_lengths(bench.subject, sizes) if tokens < n <= sizes.max_len]
 
 
 def _planned(bench: Workbench, longest: int, steps: bool) -> tuple[list[int], list[int]]:
