@@ -42,7 +42,8 @@ def judge(target: str, profile: str, seed: int, commit: str) -> dict[str, Any]:
     from veriformer.properties.bench.profiles import Settings
     from veriformer.properties.judging.catalogue import select
     from veriformer.properties.judging.run import run
-    from veriformer.properties.known.deviations import apply_deviations, read_deviations
+    from veriformer.properties.known.applying import apply_deviations
+    from veriformer.properties.known.deviations import read_deviations
     from veriformer.properties.targets import load
 
     report = run(load(target), select(), Settings(profile=profile, seed=seed))

@@ -99,9 +99,7 @@ def check(
     run.report.allow_open = allow_open
     size = workers or min(os.cpu_count() or 1, 4)
     whole = not only and not exclude  # of a part of the catalogue it says nothing that paths were not walked
-    deviations = DeviationsFile(
-        deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=whole and level == "all"
-    )
+    deviations = DeviationsFile(deviations_file, update=update_deviations, prune=prune, reason=reason)
     try:
         judging = with_plugins(settings)
         judges: Judges = Pool(size, judging, max_memory)

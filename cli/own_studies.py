@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from torch import nn
 
 from veriformer.ablations.execution.work import train_job
 from veriformer.ablations.studies.study import Study
@@ -130,12 +131,13 @@ def _everything_or_one(target: str) -> Iterator[tuple[list[Study], Any, Path]]:
 
 
 def _studies(thing: Any, target: str) -> list[Study]:
-    if callable(thing) and not isinstance(thing, Study | type):
+    if callable(thing) and not isinstance(thing, Study | type | nn.Module):
         try:
             thing = thing()
         except Exception as problem:
             raise TargetError(
-                f"{target} was called to make a study, and raised {type(problem).__name__}: {problem}"
+                f"{target} was called to make a study, and raised {type(problem).__name__}: {problem}; a Study of "
+                "veriformer.ablations, or a function without arguments that returns one, is required"
             ) from problem
     many = list(thing) if isinstance(thing, list | tuple) else [thing]
     for one in many:

@@ -41,6 +41,7 @@ def write_cases(report: Report, folder: Path, settings: dict[str, Any]) -> None:
                     "target": Target.parse(subject.target).to_record(),
                     "property": result.id,
                     "choices": case.choices,
+                    "headline": case.headline,
                     "settings": settings,
                     "versions": report.versions,
                 },

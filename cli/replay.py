@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ def replay(case: str, target: str | None) -> int:
 
     A file is data: the choices in it are numbers and words, and of subjects it may name one of the libraries alone.
     Give --target for your own code, as `veriformer check` prints it: no file makes code run.
+
+    What is recorded is judged first, up to where it failed; a subject that passes there goes on, and what is drawn
+    then is another case. Exit status: 0 the case no longer fails, 1 it or another one does, 2 nothing was shown.
     """
     warm_up()
     try:
@@ -67,15 +72,26 @@ def replay(case: str, target: str | None) -> int:
     result = cleaned(answer["result"])
     console = screen()
     if result["outcome"] in ("FAIL", "OPEN"):
-        result["counterexample"]["id"] = path.stem  # its own, whatever the subject is called now
-        statement = described[result["id"]]["statement"]
-        print_failure(console, result, statement, record["target"], **how_to_repeat(path, record["target"]))
+        found, statement = result["counterexample"], described[result["id"]]["statement"]
+        repeat = how_to_repeat(path, record["target"])
+        if beyond := [f"{name}={value}" for name, value in found["choices"].items() if name not in record["choices"]]:
+            say(f"this case no longer fails; going on from it ({', '.join(beyond)}) another one does, which "
+                f"`veriformer check {shlex.quote(record['target'])} --only {record['property']}` records")  # fmt: skip
+            repeat = {"again": "", "script": ""}
+        else:
+            found["id"] = path.stem  # its own, whatever the subject is called now
+            if (
+                _without_numbers(was := cleaned(record.get("headline", ""))) != _without_numbers(found["headline"])
+                and was
+            ):
+                say(f"this case fails otherwise than when it was recorded; it was: {was}")
+        print_failure(console, result, statement, record["target"], **repeat)
         return 1
     console.print(f"{record['property']}: {result['outcome']} {result['reason']}".rstrip())
     if result["outcome"] != "PASS":
         console.print("nothing was shown: this is neither the violation nor its end")
         return NOTHING_JUDGED
-    console.print("the recorded case no longer violates the property")
+    console.print("this case no longer fails: on its recorded inputs the property holds")
     return 0
 
 
@@ -98,9 +114,15 @@ def _checked(record: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, value in record["settings"].items():
         if name not in known or not known[name](value):
             raise RecordError(f"{path} is no recorded case: its setting {name!r} is {shown(value)}")
+    if not isinstance(record.get("headline", ""), str):
+        raise RecordError(f"{path} is no recorded case: its 'headline' is {shown(record['headline'])}")
     if missing := [name for name in _SETTINGS if name not in record["settings"]]:
         raise RecordError(f"{path} is no recorded case: its setting {missing[0]!r} is missing")
     return record
+
+
+def _without_numbers(headline: str) -> str:
+    return re.sub(r"[\d.e+-]*\d", "#", headline)
 
 
 def _is_plain(value: object) -> bool:

@@ -81,9 +81,7 @@ def sweep(
     from veriformer import properties, reference
 
     err = screen(aside=True)
-    deviations = DeviationsFile(
-        deviations_file, update=update_deviations, prune=prune, reason=reason, is_whole=level == "all"
-    )
+    deviations = DeviationsFile(deviations_file, update=update_deviations, prune=prune, reason=reason)
     started = time.perf_counter()
     settings = {"profile": profile, "seed": seed, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
     settings, added = with_plugins(settings), plugged()

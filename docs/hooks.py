@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 
 from from_records import generated
 from veriformer.reports.site.gallery_page import gallery_page, lead
+from veriformer.reports.site.source_links import for_the_site
 
 GALLERY = Path(__file__).parent.parent / "reports" / "gallery"
 SHOWN = (".md", ".html", ".png", ".csv")  # of the gallery; its JSON is for programs, and stays in the repository
@@ -36,8 +37,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put in the place of `<!-- lead: FILE -->` what a file of the gallery says first: its numbers stay its own."""
-    return _LEAD.sub(lambda found: _quoted(found[1]), markdown)
+    """Put in the place of `<!-- lead: FILE -->` what a file of the gallery says first: its numbers stay its own.
+
+    Links of pages that lie in docs/ work in a clone; here they go to the pages that are made.
+    """
+    return _LEAD.sub(lambda found: _quoted(found[1]), for_the_site(markdown) if page.file.abs_src_path else markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

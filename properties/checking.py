@@ -12,7 +12,8 @@ from veriformer.properties.extending import load_installed
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.run import run
 from veriformer.properties.judging.showing import progress
-from veriformer.properties.known.deviations import apply_deviations, read_deviations
+from veriformer.properties.known.applying import apply_deviations
+from veriformer.properties.known.deviations import read_deviations
 from veriformer.properties.results.records import Report
 from veriformer.properties.targets import at_home
 

@@ -13,7 +13,8 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.extending import load_installed
 from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.judge import Judge
-from veriformer.properties.known.deviations import Deviations, apply_deviations, read_deviations
+from veriformer.properties.known.applying import apply_deviations
+from veriformer.properties.known.deviations import Deviations, read_deviations
 from veriformer.properties.pytest_plugin import conclude
 from veriformer.properties.results.records import Report, Result, SubjectReport
 from veriformer.properties.targets import at_home

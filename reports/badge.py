@@ -1,4 +1,4 @@
-"""A report as an SVG badge: `veriformer | core 42/42`."""
+"""A report as an SVG badge: `veriformer | core 41/42 pass, 1 known deviation`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from veriformer.reports.page import render
-from veriformer.reports.verdicts import TROUBLES, core, is_void, results
+from veriformer.reports.verdicts import TROUBLES, core, deviations, is_void, results
 
 _GREEN, _AMBER, _RED, _GREY = "#2f7d4f", "#9a6700", "#b3261e", "#6e7781"
 _LETTER = 6.6  # width of an average letter of 11 px Verdana, in pixels
 
 
 def badge(record: Mapping[str, Any]) -> str:
-    """Return the SVG: how many core properties hold, green if all that applies does.
+    """Return the SVG: core properties that hold, known deviations, what is open; green if all that applies holds.
 
     Args:
         record: under `veriformer-report/1`.
@@ -24,7 +24,8 @@ def badge(record: Mapping[str, Any]) -> str:
     elif not applicable:
         text, colour = "nothing judged", _GREY
     else:
-        text = f"core {holds}/{applicable}"
+        known = deviations(record)
+        text = f"core {holds}/{applicable} pass" + (f", {known}" if known else "")
         outcomes = {r["outcome"] for _, r in results(record)}
         asked = sum(r["outcome"] == "OPEN" for _, r in results(record))
         text += f", {asked} open" if asked else ""

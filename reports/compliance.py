@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
+from veriformer.reports.origins import counted, many, place_of, sorts
 from veriformer.reports.page import render
 from veriformer.reports.reach import reach
 from veriformer.reports.readable import as_code, in_a_sheet, in_markdown
@@ -65,7 +66,7 @@ def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name_of(subject),
         "kind": subject["kind"],
-        "library": (subject.get("target") or "").partition(":")[0],
+        "library": place_of(subject.get("of", subject.get("target")) or ""),
         "cells": {family: dict(counts) for family, counts in cells.items()},
         "total": dict(total),
         "power": f"{power['noticed']}/{power['tried']}" if power and power["tried"] else "",
@@ -107,10 +108,10 @@ def cell(counts: Mapping[str, int]) -> str:
 def summary(table: Mapping[str, Any]) -> list[str]:
     """Return what the table says, in sentences."""
     verdicts = Counter(row["verdict"] for row in table["rows"])
-    libraries = {row["library"] for row in table["rows"]}
     told = ", ".join(f"{verdicts[v]} {v}" for v in ("pass", "deviation", "open", "fail", "error") if verdicts[v])
     releases = ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
-    lines = [f"{len(table['rows'])} models of {len(libraries)} libraries: {told or 'none judged'}."]
+    where = counted(row["library"] for row in table["rows"])
+    lines = [f"{many(len(table['rows']), 'model')}{where and f' of {where}'}: {told or 'none judged'}."]
     if table["canaries"]:
         lines.append(f"Canaries {table['canaries']['caught']}/{table['canaries']['sent']}.")
     lines.append(f"Profile {table['profile']}, seed {table['seed']}, {table['device']}. {releases}.")
@@ -178,7 +179,8 @@ def page(table: Mapping[str, Any], command: str, changed: Sequence[Mapping[str, 
     for entry in (*table["troubles"], *table["deviations"]):
         entries.setdefault(entry["name"], []).append(entry)
     return render("compliance.html.j2", table=table, cell=cell, summary=summary(table), command=command, legend=LEGEND,
-                  changes=changed, heat=heat(table), shade=shade, entries=entries)  # fmt: skip
+                  changes=changed, heat=heat(table), shade=shade, entries=entries,
+                  origins=sorts(row["library"] for row in table["rows"]))  # fmt: skip
 
 
 def heat(table: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,7 +222,8 @@ def merged(records: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     for source, record in records:
         for subject in record["subjects"]:
             name = name_of(subject)
-            subjects.append({**subject, "target": f"{name} ({source})" if seen[name] > 1 else name})
+            told = {"target": f"{name} ({source})" if seen[name] > 1 else name, "of": subject.get("target")}
+            subjects.append({**subject, **told})
     canaries = [record["canaries"] for _, record in records if record.get("canaries")]
     summed = {
         "sent": sum(c["sent"] for c in canaries), "caught": sum(c["caught"] for c in canaries),

@@ -12,6 +12,7 @@ from rich.text import Text
 from veriformer.reports.failure import paper, print_failure, written
 from veriformer.reports.reach import held_back, sizes
 from veriformer.reports.readable import one_line
+from veriformer.reports.twins import twin
 from veriformer.reports.verdicts import WORDS, questions, shown_in_full, told_by
 
 _STYLE = {
@@ -77,7 +78,7 @@ def print_report(
             line.append(f", {held}")
         _print_hanging(console, line, 2)
         if told := twin(subject):
-            _print_hanging(console, Text(f"    = {told}", style="bold green"), 6)
+            _print_hanging(console, Text(f"    {told}", style="bold green" if told.startswith("=") else "yellow"), 6)
         if why := (subject["power"] or {}).get("why"):
             _print_hanging(console, Text(f"    power not known: {why}", style=_STYLE["ERROR"]), 21)
         _print_output(console, subject, in_full=bool(troubled) or verbose)
@@ -128,16 +129,6 @@ def totals(report: Mapping[str, Any]) -> str:
 def _some(ids: Sequence[str]) -> str:
     """Return ids in one line, the first ones of many."""
     return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
-
-
-def twin(subject: Mapping[str, Any]) -> str:
-    """Return that a subject is the textbook's model, with its configuration; empty where that was not proved.
-
-    >>> twin({"results": [{"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model"}]})
-    "equal to the textbook's model"
-    """
-    proved = (r for r in subject["results"] if r["id"] == "twin.equal" and r["outcome"] == "PASS")
-    return str(next(proved, {"reason": ""})["reason"])
 
 
 def _print_output(console: Console, subject: Mapping[str, Any], *, in_full: bool) -> None:

@@ -69,10 +69,20 @@ def unrepeated(subject: Mapping[str, Any], case: Mapping[str, Any]) -> Mapping[s
 
 
 def core(record: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many core properties hold or are declared deviations, of how many that apply."""
+    """Return how many core properties hold, of how many that apply; a declared deviation applies and does not hold."""
     counts = Counter(r["outcome"] for _, r in results(record) if r["level"] == "core")
     del counts["NOT_APPLICABLE"]
-    return counts["PASS"] + counts["DEVIATION"], sum(counts.values())
+    return counts["PASS"], sum(counts.values())
+
+
+def deviations(record: Mapping[str, Any]) -> str:
+    """Return how many properties are declared not to hold, in words; "" where none is.
+
+    >>> deviations({"subjects": [{"results": [{"outcome": "DEVIATION"}]}]})
+    '1 known deviation'
+    """
+    count = sum(r["outcome"] == "DEVIATION" for _, r in results(record))
+    return f"{count} known deviation{'s' * (count > 1)}" if count else ""
 
 
 def total(record: Mapping[str, Any]) -> str:

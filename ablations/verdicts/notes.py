@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,15 @@ import torch
 
 from veriformer.ablations.execution.plan import apart
 from veriformer.ablations.studies.study import Setting, Study
-from veriformer.ablations.training.own.feeding import repeats
+from veriformer.ablations.training.own.soundness import soundness
 from veriformer.ablations.trials.own import at_home, parts_of
 from veriformer.ablations.trials.own_process import asked_apart
 from veriformer.ablations.trials.trial import Trial
 from veriformer.ablations.verdicts.costs import same_start
 from veriformer.ablations.verdicts.rows import Row
+
+_LUCK = 0.05
+"""Share of the way from chance to the best by which held-out samples may flatter a model."""
 
 
 def notes(study: Study, rows: Sequence[Row]) -> list[str]:
@@ -39,14 +43,9 @@ def _of_the_code(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str]]
         if (task, setting.name, variant.name) not in shown:
             continue
         trial = study.trial(task, setting, variant, 0)
-        if variant is base and not _repeats(trial):
-            yield (
-                (
-                    f"{task} gave other data when it was asked again for the same seed: variants are not trained on "
-                    "the same, and their seeds are no pairs; draw from a generator of the seed"
-                ),
-                variant.name,
-            )
+        if variant is base:
+            for line in _soundness(trial, study.trial(task, setting, variant, 1)):
+                yield line, variant.name
         if why := apart(trial):
             yield f"seeds are trained one by one: {why}", variant.name
         share = 1.0 if variant is base else same_start(trial, study.trial(task, setting, base, 0))
@@ -54,12 +53,12 @@ def _of_the_code(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str]]
             yield _of_the_start(share, setting), variant.name
 
 
-def _repeats(trial: Trial) -> bool:
-    def ask() -> bool:
+def _soundness(trial: Trial, other: Trial) -> list[str]:
+    def ask() -> list[str]:
         with at_home(trial), torch.random.fork_rng(devices=[]):
-            return repeats(parts_of(trial), trial, torch.device("cpu"))
+            return soundness(parts_of(trial), trial, other)
 
-    return asked_apart(ask, True)  # what is wrong with the code was told where it was trained
+    return asked_apart(ask, [])  # what is wrong with the code was told where it was trained
 
 
 def _outcome(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -71,9 +70,41 @@ def _of_the_start(share: float, setting: Setting) -> str:
     return f"{share:.0%} of the parameters start as the base's of the same seed do{where}; the data is the same for all"
 
 
+def _place(row: Row) -> tuple[str, str]:
+    return row.task.name, row.setting
+
+
+def _passes_best(row: Row) -> float | None:
+    """Return the metric of a seed that is better than what cannot be passed, by more than luck; None: none is."""
+    best, chance = row.task.best, row.task.chance
+    values = row.values("accuracy")
+    found = min(values) if row.task.lower_is_better else max(values)
+    beyond = best - found if row.task.lower_is_better else found - best
+    scale = abs(best - chance) if math.isfinite(chance) else abs(best)
+    return found if beyond > _LUCK * scale else None  # nan where the best is not known: nothing is
+
+
 def _of_the_records(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     first: dict[tuple[object, ...], str] = {}
+    passed = {id(row): _passes_best(row) for row in rows}
+    full = {
+        place: all(row.at_ceiling and passed[id(row)] is None for row in rows if _place(row) == place)
+        for place in map(_place, rows)
+    }
     for row in rows:
+        task, beyond = row.task, passed[id(row)]
+        if full[_place(row)] and len(rows) > 1:
+            told = (
+                f"{task.name}: every seed of every variant is as good as can be, so that nothing can be told apart: is "
+                "the task too easy, or can its answer be read off the inputs?"
+            )
+            yield told, row.variant
+        if beyond is not None:
+            told = (
+                f"{task.name}: a seed has {task.metric_name} {beyond:.4g}, beyond the best that the task names, "
+                f"{task.best:.4g}: is one of them in per cent?"
+            )
+            yield told, row.variant
         twin = first.setdefault((row.task.name, row.setting, *map(_outcome, row.records)), row.variant)
         if twin != row.variant:
             yield (

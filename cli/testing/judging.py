@@ -19,7 +19,8 @@ from veriformer.cli.recorded import write_cases
 from veriformer.cli.running import Run, limit_on, named, unloaded
 from veriformer.cli.saying import said
 from veriformer.cli.testing.asked import in_pytests_words
-from veriformer.properties.known.deviations import Deviations, DeviationsError, apply_deviations, read_deviations
+from veriformer.properties.known.applying import apply_deviations
+from veriformer.properties.known.deviations import Deviations, DeviationsError, read_deviations
 from veriformer.properties.results.records import FAIL, LOADS, Result, SubjectReport
 from veriformer.reports.printed import KEPT
 from veriformer.reports.readable import readable

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from veriformer.properties.adapters.beside.finding import beside, offering
 from veriformer.properties.adapters.beside.offers import Offer
 from veriformer.properties.adapters.constructing.building import Recipe, own_recipe, recipe_of
+from veriformer.properties.adapters.constructing.heads import widths_taken
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
 from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
+from veriformer.properties.adapters.masks.masking import sequence_of
 from veriformer.properties.adapters.unknown.calling import understood
 from veriformer.properties.adapters.unknown.parts import kind_of_table
 from veriformer.properties.adapters.unknown.understanding import NotCalledError, Understood, embeds
@@ -135,6 +137,9 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
         domain = {f.name: (getattr(sizes, f.name),) for f in fields(DrawnConfig)} | {
             "dropout": tuple(rates)[:1] or (0.0,)
         }
+    if {"d_model", "num_heads"} <= recipe.sizes and not found.part and not fixed:
+        more, told = _widths_taken(recipe, found)
+        domain, notes = {**domain, **more}, (*notes, *([told] if told else []))
     if "vocab_size" in domain:
         domain["vocab_size"] = (sizes.vocab_size - found.counts_from_one,)
     source = recipe.source
@@ -147,10 +152,24 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
         given = {"image": found.image, "patches": written(PATCHES.format(enters=found.enters), "patches", {})}
     if found.counts_from_one:
         source = re.sub(r"c\.vocab_size\b(?! \+ 1)", "c.vocab_size + 1", source)
+    if found.one_longer:
+        source = re.sub(r"c\.max_len\b", "(c.max_len + 1)", source)
     subject = _subject(
         thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
     )
     return offering(replace(subject, notes=(*notes, *subject.notes)), sample, offers)
+
+
+def _widths_taken(recipe: Recipe, found: Understood) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the widths of heads that a class can be called at, where these are few; see `widths_taken`."""
+    build = attempt(recipe.source, "build", recipe.names)
+
+    def runs(sizes: DrawnConfig) -> None:
+        with torch.random.fork_rng(devices=[]):
+            x = sequence_of(found, sizes)
+            found.wiring.unmasked().call(build(sizes).eval(), *(x for _ in found.wiring.inputs))
+
+    return widths_taken(runs) if not found.counts_from_one and found.kind in _MODULES else ({}, "")
 
 
 def _fixed(sample: nn.Module, drawn: frozenset[str]) -> dict[str, tuple[int]]:

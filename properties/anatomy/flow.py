@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.tally import Tally
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.palette import LONG
 
@@ -78,6 +79,23 @@ class Flow:
         )
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A trace that is read again.
+
+    Attributes:
+        module: the model.
+        inputs: what it was called on.
+        seen: the trace.
+        reach: the sizes that it was called with, as in a tally.
+    """
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    seen: Traced
+    reach: Mapping[str, list[Any]]
+
+
 def flow(case: Case) -> Flow:
     """Return a forward of the case's model in the widest dtype that it computes in, on drawn inputs."""
     built = case.built(dtype=judged_dtypes(case.bench)[-1])
@@ -134,10 +152,17 @@ def _traced(case: Case, built: Built, inputs: tuple[Tensor, ...], limit: float) 
         taken: Traced = case.apply(traced, built.module, run, batch, limit)
         return taken
     where = ("anatomy", case.choices.get("reach"))  # those of drawn cases, which differ, leave the far ones in place
-    kept: list[tuple[Any, tuple[Tensor, ...], Traced]] = case.bench.measured.setdefault(where, [])
-    for module, known, found in kept:
-        if module is built.module and all(map(torch.equal, known, inputs)):
-            return found
-    found = traced(built.module, run, batch, limit)
-    kept[:] = [*kept[-1:], (built.module, inputs, found)]
+    kept: list[_Kept] = case.bench.measured.setdefault(where, [])
+    for one in kept:
+        if one.module is built.module and all(map(torch.equal, one.inputs, inputs)):
+            case.bench.tally.note_all_reach(one.reach)  # who reads a trace has looked as far as it
+            return one.seen
+    own, case.bench.tally = case.bench.tally, Tally()
+    try:
+        found, reach = traced(built.module, run, batch, limit), case.bench.tally.reach
+    finally:
+        own.note_effort_of(case.bench.tally)
+        case.bench.tally = own
+    own.note_all_reach(reach)
+    kept[:] = [*kept[-1:], _Kept(built.module, inputs, found, reach)]
     return found

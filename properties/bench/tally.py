@@ -62,6 +62,12 @@ class Tally:
             elif value > seen[1]:
                 seen[1] = value
 
+    def note_all_reach(self, reach: Mapping[str, list[Any]]) -> None:
+        """Keep the ends of what another tally was called with."""
+        for name, seen in reach.items():
+            for value in seen:
+                self.note_reach({name: value})
+
     def note_unreached(self, told: str) -> None:
         """Keep, once, what was left out and why."""
         if told not in self.unreached:
@@ -71,5 +77,9 @@ class Tally:
         """Take over the worst comparison of another tally, and the time that it spent."""
         if other.margin >= self.margin:
             self.error, self.tolerance, self.margin = other.error, other.tolerance, other.margin
+        self.note_effort_of(other)
+
+    def note_effort_of(self, other: Tally) -> None:
+        """Take over the calls of another tally, and the time that they took."""
         self.subject_seconds += other.subject_seconds
         self.calls += other.calls

@@ -26,7 +26,14 @@ from veriformer.properties.counterexamples.shortening import (
     paragraphs,
     wrapped,
 )
-from veriformer.properties.counterexamples.source import Sources, is_installed, making_of, redrawing_of
+from veriformer.properties.counterexamples.source import (
+    Sources,
+    is_installed,
+    making_of,
+    names_made,
+    names_used,
+    redrawing_of,
+)
 from veriformer.properties.engine import embedding_leaf
 from veriformer.properties.engine.property import Property
 from veriformer.properties.results.records import Counterexample
@@ -48,13 +55,15 @@ _BOUNDED = ("close", "exact")
 """Judgements of a difference that is too large: what is right stays below the same limit with any weights."""
 
 _COUNTED = re.compile(r"[a-z]+\d+")
+_SIDES = re.compile(r"^got = (.*)\nexpected = (.*)$", re.M)
 _STANDARD = ("copy.", "functools.", "os.", "types.", "sys.", "importlib.util.")
 _IN_ONE_LINE = ("copy", "functools", "itertools", "math", "os", "sys", "types")
 _NOT_RUN = """
 sys.excepthook = lambda kind, problem, trace: (  # Python's own status would pass for a violation
     print(f"cannot run, so nothing is shown: {kind.__name__}: {problem}", file=sys.stderr), os._exit(2))
 """
-_BELOW = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
+COPIED = "# What the case above uses, copied: this file needs torch and the code that is judged, and no more."
+"""Above it a script is read, below it nothing needs to be."""
 
 
 def script(prop: Property, bench: Workbench, found: Counterexample, program: Program) -> str:
@@ -97,7 +106,7 @@ class _Parts:
             raise UnwritableError("a judgement that does not rest on what the subject gave")
         self.bench = bench
         body = "\n".join(merged(inlined(lines, _verdict(program.judged, bench.device))))
-        self.body = _renumbered(body, {name for line in lines for name in line.makes})
+        self.body = _in_one(_renumbered(body, {name for line in lines for name in line.makes}))
         redrawn = redrawn and self.body.count(f"{MADE}(") > self.body.count(", redrawn=False)")
         self.redrawn = redrawn
         if not redrawn:
@@ -146,10 +155,10 @@ class _Parts:
         )
         own = self.sources.chunks[len(self.functions) :]
         below = [*self.functions, *self.shared]
-        if _names_made(self.functions) & words_in("\n".join([*own, self.origin])):  # what is needed at once
+        if names_made(self.functions) & names_used("\n".join([*own, self.origin])):  # what is needed at once
             chunks = [*self.sources.chunks, self.origin, case, *self.shared]
         else:
-            chunks = [*own, self.origin, case, *([f"{_BELOW}\n{below[0]}", *below[1:]] if len(below) > 1 else below)]
+            chunks = [*own, self.origin, case, *([f"{COPIED}\n{below[0]}", *below[1:]] if below else [])]
         return self._assembled([told], [*chunks, "case()"])
 
     def _assembled(self, head: list[str], chunks: list[str]) -> str:
@@ -160,7 +169,7 @@ class _Parts:
         lines |= {"import os", "import sys"} if head else set()
         lines |= self.sources.imports | {"import torch"}
         ours = sorted(
-            _joined(lines), key=lambda line: ("torch" in line.split()[1], not line.startswith("import"), line)
+            _joined(lines), key=lambda line: (line.split()[1].startswith("torch"), not line.startswith("import"), line)
         )
         future = ["from __future__ import annotations"] * any("@dataclass" in chunk for chunk in self.sources.chunks)
         imports = "\n".join(ours) + _NOT_RUN * bool(head)  # and where the subject is from, right below
@@ -172,6 +181,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
     """Return lines of imports, those from one module in one line."""
     lines = {*lines}
     standard = sorted(line.removeprefix("import ") for line in lines if line[7:] in _IN_ONE_LINE)
+    standard += ["torch"] * bool(standard)  # which every script imports
     lines -= {f"import {name}" for name in standard}
     whole = [line for line in lines if not line.startswith("from ") or " as " in line]
     whole += [f"import {', '.join(standard)}"] * bool(standard)
@@ -180,17 +190,6 @@ def _joined(lines: Iterable[str]) -> list[str]:
         module, _, name = line.removeprefix("from ").partition(" import ")
         found.setdefault(module, []).append(name)
     return [*whole, *(f"from {module} import {', '.join(names)}" for module, names in found.items())]
-
-
-def _names_made(chunks: Iterable[str]) -> frozenset[str]:
-    """Return the names that chunks of source define."""
-    return frozenset(
-        found
-        for chunk in chunks
-        for found in re.findall(r"^(?:def|class) (\w+)|^(\w+) = ", chunk, re.M)
-        for found in found
-        if found
-    )
 
 
 class _EndError(Exception):
@@ -234,6 +233,13 @@ def _verdict(judged: Judged, device: torch.device) -> list[str]:
     lines += _VERDICTS[judged.kind].format(unit=sides["unit"], limit=judged.limit).split("\n")
     error = "'error:', error, " if any(line.startswith("error =") for line in lines) else ""
     return [*lines, f"print({error}'-> violated' if violated else '-> holds')", "raise SystemExit(violated)"]
+
+
+def _in_one(source: str) -> str:
+    """Say what is compared in one line where it fits in one."""
+    found = _SIDES.search(source)
+    told = found and f"got, expected = {found[1]}, {found[2]}"
+    return source if not found or not told or len(told) > WIDTH - 4 else source.replace(found[0], told)
 
 
 def _renumbered(source: str, names: set[str]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from veriformer.properties.counterexamples.program import Line
 
@@ -124,11 +125,29 @@ def _idle(text: str) -> str:
     told, *draws = text.split("\n")
     sizes = [found for draw in draws if (found := _OF_SIZE.fullmatch(draw))]
     if len(sizes) < len(draws) or len({found[1] for found in sizes}) > 1 or len(draws) == 1:
-        return f"_ = [{', '.join(draws)}]  {told}"
+        return f"_ = [{', '.join(_runs(draws))}]  {told}"
     shapes = [found[2] for found in sizes]
-    many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(shapes)}]"
+    many = f"range({len(shapes)})" if len({*shapes}) == 1 else f"[{', '.join(_sizes(shapes))}]"
     drawn = f"{sizes[0][1]}({shapes[0] if len({*shapes}) == 1 else 'size'})"
     return f"_ = [{drawn} for {'_' if len({*shapes}) == 1 else 'size'} in {many}]  {told}"
+
+
+def _runs(draws: Sequence[str]) -> Iterator[str]:
+    """Yield draws, several of one kind in a row as one expression."""
+    for kind, run in itertools.groupby(draws, lambda draw: (found := _OF_SIZE.fullmatch(draw)) and found[1]):
+        several = [*run]
+        if not kind or len(several) < _MANY:
+            yield from several
+        else:
+            sizes = _sizes(draw.removeprefix(f"{kind}(").removesuffix(")") for draw in several)
+            yield f"*({kind}(size) for size in [{', '.join(sizes)}])"
+
+
+def _sizes(shapes: Iterable[str]) -> Iterator[str]:
+    """Yield the sizes of draws, the same one in a row as a multiple of it."""
+    for size, run in itertools.groupby(shapes):
+        count = len([*run])
+        yield size if count == 1 else f"*[{size}] * {count}"
 
 
 def _is_used(name: str, texts: Sequence[str]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -207,3 +208,19 @@ def redrawing_of(models: Sequence[Any]) -> str:
     )
     others = [m for m in modules if type(m).__name__ == "Conv1D" or getattr(m, "padding_idx", None) is not None]
     return _REDRAWING.format(seed=WEIGHT_SEED) if usual and not others else ""
+
+
+def names_made(chunks: Iterable[str]) -> frozenset[str]:
+    """Return the names that chunks of source define."""
+    return frozenset(
+        found
+        for chunk in chunks
+        for found in re.findall(r"^(?:def|class) (\w+)|^(\w+) = ", chunk, re.M)
+        for found in found
+        if found
+    )
+
+
+def names_used(source: str) -> frozenset[str]:
+    """Return the names that source reads; the modules and attributes that it names are none."""
+    return frozenset(node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name))

@@ -24,7 +24,7 @@ from veriformer.properties.diagnosis.places.batches import TOKENWISE
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
-from veriformer.properties.diagnosis.unsteady import UNSTEADY, unsteady_opinion
+from veriformer.properties.diagnosis.unsteady import NOISY, UNSTEADY, noise_opinion, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
 from veriformer.properties.engine.property import Property
@@ -70,6 +70,7 @@ _OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "soft
 
 OPINIONS: tuple[Opinion, ...] = (
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
+    Opinion(noise_opinion, _EVERY, NOISY, "first"),
     Opinion(of_other_samples, SEQUENCES, _OF_MASKS, "before"),
     Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
     Opinion(tile_opinion, ("attention",), ("attention.tiles",), "before"),

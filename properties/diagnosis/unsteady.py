@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,11 @@ UNSTEADY = (
     "ffn.", "layer.", "norm.", "numerics.", "padding.", "permutation.", "positions.", "residual.", "rotary.",
 )  # fmt: skip
 """Families that compare outputs in eval mode."""
+NOISY = (
+    "anatomy.", "decoding.", "embedding.", "gradients.", "instances.", "learned.", "loss.of-model",
+    "parameters.registered", "router.", "twin.",
+)  # fmt: skip
+"""What compares in eval mode too: noise makes it fail; what a call keeps or writes has other signs there."""
 
 _MODES = ("grad", "no_grad")
 _ARGUMENTS = {
@@ -41,6 +46,15 @@ def unsteady_opinion(case: Case, problem: Violation) -> str | None:
     calls = _Calls(case)
     name = ("unsteady", case.config(), calls.built.dtype)
     return measured_once(case, name, lambda: next(_told(calls), None)) or _by_layout(calls, problem)
+
+
+def noise_opinion(case: Case, problem: Violation) -> str | None:
+    """Say that a call never gives the same twice."""
+    if not has_ordinary_inputs(case.subject.kind):
+        return None
+    calls = _Calls(case)
+    name = ("noise", case.config(), calls.built.dtype)
+    return measured_once(case, name, lambda: next(_told(calls, (_random,)), None))
 
 
 class _Calls:
@@ -77,9 +91,9 @@ class _Calls:
         return worst_difference(one, two, size_of(two)).error > self.limit
 
 
-def _told(calls: _Calls) -> Iterator[str]:
+def _told(calls: _Calls, measures: tuple[Callable[[_Calls, Path], str | None], ...] = ()) -> Iterator[str]:
     for mode in _MODES:
-        for measure in (_written, _random, _remembered):
+        for measure in measures or (_written, _random, _remembered):
             try:
                 if told := measure(calls, Path(mode=mode)):
                     yield told + ("" if mode == "grad" else ", where no gradient is recorded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -175,7 +176,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
         return
     angles = _Angles.declared(case.subject)
     for number, attention in enumerate(known):
-        own = angles.of_width(attention.query.shape[-1])
+        own = _said(case, flowing, attention, angles).of_width(attention.query.shape[-1])
         error = case.apply(
             rotation_error, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
         )
@@ -209,6 +210,9 @@ def _rotary(case: Case, flowing: Flow) -> None:
         )
 
 
+_ROTATED = re.compile(r"_?(rotary|rot|rope|rotated)_?(n?dims?|size|channels|width|emb_dim)")
+
+
 @dataclass(frozen=True)
 class _Angles:
     """Declared angles: the base, the channels that are turned, and the layout, "" for either."""
@@ -224,6 +228,21 @@ class _Angles:
 
     def of_width(self, width: int) -> _Angles:
         return replace(self, width=self.width or width)
+
+
+def _said(case: Case, flowing: Flow, attention: Attention, angles: _Angles) -> _Angles:
+    """Return the angles with the channels that the model itself says it turns, where that is so and none are declared.
+
+    A number that some part of it keeps by such a name is no question any more: `rotary_dim`, `rotary_ndims`, `rot_dim`.
+    """
+    if case.subject.fact("rotary_dim") is not None:
+        return angles
+    wide = attention.query.shape[-1]
+    own = {v for m in flowing.module.modules() for n, v in vars(m).items() if type(v) is int and _ROTATED.fullmatch(n)}
+    for width in sorted(v for v in own if 2 <= v < wide):
+        if rotation_misfit(attention, angles.base, width, angles.layout) < 1e3 * flowing.limit:
+            return replace(angles, width=width)
+    return angles
 
 
 def _traced_back(seen: Traced, length: int, other: int) -> list[Attention]:

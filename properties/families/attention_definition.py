@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from scipy import stats
 from torch import Tensor
@@ -70,9 +72,8 @@ def output_follows_the_definition(case: Case) -> None:
     allow = causal_region(x.shape[1], case.subject.fact("window")) if case.subject.fact("causal") else None
     d_head = parts["q"].shape[0] // config.num_heads
     scale = _scale_of(case, d_head, config.d_model)
-    expected = multi_head_oracle(
-        x, memory, parts, num_heads=config.num_heads, scale=scale, allow=allow, soft_cap=case.subject.fact("soft_cap")
-    )
+    told = (config.num_heads, scale, allow, case.subject.fact("soft_cap"))
+    expected = case.apply(_defined, x, memory, parts, *told)
     for path in case.paths(masks=("none",)):
         got = case.call(built, *((x,) if memory is x else (x, memory)), path=path)
         case.close(
@@ -83,6 +84,18 @@ def output_follows_the_definition(case: Case) -> None:
             cause=lambda got=got: module_cause(case, built, got, x, memory, parts, scale, allow),  # type: ignore[misc]
         )
     case.witness()
+
+
+def _defined(
+    x: Tensor,
+    memory: Tensor,
+    parts: Mapping[str, Tensor],
+    num_heads: int,
+    scale: float,
+    allow: Tensor | None,
+    soft_cap: float | None,
+) -> Tensor:
+    return multi_head_oracle(x, memory, parts, num_heads=num_heads, scale=scale, allow=allow, soft_cap=soft_cap)
 
 
 def _values_of_another_width(case: Case, drawn: Attending) -> None:

@@ -76,10 +76,17 @@ def _influence(case: Case, stream: Stream, x: Tensor, mask: Tensor, path: Path) 
         if not output.requires_grad:
             return None
         weight = case.normal(*output.shape[1:], dtype=output.dtype)
-        for t in range(length):
-            (gradient,) = torch.autograd.grad((output[0, t] * weight[t]).sum(), leaf, retain_graph=True)
-            found[t] = torch.maximum(found[t], gradient[0].abs().amax(-1).float().cpu())
+        found = torch.maximum(found, case.apply(_reached, output, weight, leaf))
     return found
+
+
+def _reached(output: Tensor, weight: Tensor, leaf: Tensor) -> Tensor:
+    """Return `[T, T]`: the largest gradient of the projection of output t by input s."""
+    found = []
+    for t in range(output.shape[1]):
+        (gradient,) = torch.autograd.grad((output[0, t] * weight[t]).sum(), leaf, retain_graph=True)
+        found.append(gradient[0].abs().amax(-1).float().cpu())
+    return torch.stack(found)
 
 
 def _cause(seen: Tensor, allowed: Tensor) -> str | None:

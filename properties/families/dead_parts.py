@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,9 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
         for _ in range(6):
             drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
             inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
-            with torch.no_grad():
-                before = case.call(built, *inputs)
-                place = parameter.narrow(axis, start, size)
-                place.copy_(case.normal(*place.shape, dtype=place.dtype) * (3 * size_of(kept)))
-                changed = changed | (case.call(built, *inputs) != before).any()
-                parameter.copy_(kept)
+            place = parameter.narrow(axis, start, size)
+            values = case.normal(*place.shape, dtype=place.dtype) * (3 * size_of(kept))
+            changed = changed | case.apply(changes, case.caller(built, *inputs), parameter, axis, start, values)
         case.require(
             changed,
             f"{words} never get a gradient: the output does not depend on them",
@@ -42,6 +39,24 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
             expected="a part of the output",
             cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
         )
+
+
+def changes(call: Callable[[], Tensor], parameter: Tensor, axis: int, start: int, values: Tensor) -> Tensor:
+    """Return whether other values in a part of a parameter change what is given; it has its own again afterwards.
+
+    Args:
+        call: of the model.
+        parameter: a matrix of it.
+        axis: along which the part is cut out.
+        start: of the part.
+        values: for it.
+    """
+    with torch.no_grad():
+        before, place, kept = call(), parameter.narrow(axis, start, values.shape[axis]), parameter.detach().clone()
+        place.copy_(values)
+        after = call()
+        parameter.copy_(kept)
+    return (after != before).any()
 
 
 def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int] | None:

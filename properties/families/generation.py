@@ -18,6 +18,7 @@ from veriformer.properties.diagnosis.caches.generating import generate_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.translation import judge_translation
 
 _MANNERS = ("without the cache", "with the cache", "with the cache a second time")
 _BEYOND = 3
@@ -28,7 +29,7 @@ _BEYOND = 3
     statement="Greedy generation with the cache chooses the tokens that generation without it chooses.",
     formula="generate(x, cache) = generate(x, no cache) = repeated argmax f(x)",
     source="The cache is an optimisation; near-ties are left out.",
-    kinds=("decoder",),
+    kinds=("decoder", "encoder_decoder"),
     level="extended",
     unless=needs_part("generate"),
     examples_factor=0.5,
@@ -37,8 +38,12 @@ _BEYOND = 3
 def generation_does_not_depend_on_the_cache(case: Case) -> None:
     """Twice with the cache, since a call may leave its own behind. Judged step by step against the argmax of the whole
     model; a step whose two best logits lie within rounding ends the comparison of that sample, since either may be
-    chosen. Then past the longest sequence that the model takes, where it goes on at all: behind the last tokens.
+    chosen. Then past the longest sequence that the model takes, where it goes on at all: behind the last tokens. Of an
+    encoder-decoder see `translation`.
     """
+    if case.subject.kind == "encoder_decoder":
+        judge_translation(case, _MANNERS)
+        return
     built = case.built()
     tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 5)
     for manner in _MANNERS:

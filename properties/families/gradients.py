@@ -102,10 +102,8 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     for step in (1e-6, 1e-7, 1e-8):
         directions = draw()
         claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
-        values = [
-            _moved(case, built, tensors, inputs.extras, leaves, directions, sign * step, weight) for sign in (1, -1)
-        ]
-        quotient = (values[0] - values[1]) / (2 * step)
+        run = case.caller(built, *tensors, *inputs.extras)
+        quotient = case.apply(difference_quotient, run, leaves, directions, weight, step)
         tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=least), claimed, quotient))
         if bool(tried[-1][0] < 1e-5):
             break
@@ -145,8 +143,8 @@ def _wrong_leaves(
         direction = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
         direction = direction * places[number] if places else direction
         still = [direction if other is leaf else torch.zeros_like(other) for other in leaves]
-        values = [_moved(case, built, tensors, extras, leaves, still, sign * 1e-6, weight) for sign in (1, -1)]
-        quotient = float(values[0] - values[1]) / 2e-6
+        run = case.caller(built, *tensors, *extras)
+        quotient = float(difference_quotient(run, leaves, still, weight, 1e-6))
         claimed = 0.0 if gradient is None else float((gradient * direction).sum())
         if abs(claimed - quotient) > 1e-5 * max(abs(quotient), 1.0):
             wrong.append(names.get(id(leaf), f"input {number}"))
@@ -157,18 +155,27 @@ def _wrong_leaves(
     return f"the gradient of {told} is not the derivative" + (f"; that of the {right} others is right" if right else "")
 
 
-def _moved(
-    case: Case, built: Built, tensors: list[Tensor], extras: Any, leaves: list[Tensor], directions: list[Tensor],
-    step: float, weight: Tensor,
-) -> Tensor:  # fmt: skip
-    """Return the weighted output with all leaves moved along their directions."""
+def difference_quotient(
+    call: Callable[[], Tensor], leaves: list[Tensor], directions: list[Tensor], weight: Tensor, step: float
+) -> Tensor:
+    """Return the derivative of the weighted output along directions, by a central difference.
+
+    Args:
+        call: of the model.
+        leaves: inputs and parameters; they have their own values again afterwards.
+        directions: of each.
+        weight: of the shape of the output.
+        step: along the directions.
+    """
+    kept, ends = [leaf.detach().clone() for leaf in leaves], []
     with torch.no_grad():
-        for leaf, direction in zip(leaves, directions, strict=True):
-            leaf.add_(direction, alpha=step)
-        value = (case.call(built, *tensors, *extras) * weight).sum().detach()
-        for leaf, direction in zip(leaves, directions, strict=True):
-            leaf.sub_(direction, alpha=step)
-    return value
+        for sign in (1, -1):
+            for leaf, value, direction in zip(leaves, kept, directions, strict=True):
+                leaf.copy_(value).add_(direction, alpha=sign * step)
+            ends.append((call() * weight).sum().detach())
+        for leaf, value in zip(leaves, kept, strict=True):
+            leaf.copy_(value)
+    return (ends[0] - ends[1]) / (2 * step)
 
 
 @holds(

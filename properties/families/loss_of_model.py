@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +13,9 @@ from torch import Tensor, nn
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.definitions.losses import loss_of_rows
+from veriformer.properties.definitions.losses import changed, follows_labels, loss_of_rows, mean_over_counted
 from veriformer.properties.definitions.rounding import epsilon
-from veriformer.properties.diagnosis.model_losses import scored, uncounted
+from veriformer.properties.diagnosis.model_losses import Scored, scored, uncounted
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
@@ -56,21 +58,9 @@ def the_loss_is_that_of_the_logits(case: Case) -> None:
         asks = ("plain_loss", False)
     if asks and seen.smoothing is not None:
         asks = ("label_smoothing", seen.smoothing)
-    case.require(
-        torch.tensor(seen.offset is not None),
-        "no offset of the labels has the loss depend on them as the log likelihoods of its logits do",
-        got="a loss that follows the log likelihoods of no such label",
-        expected="the label of the same position, or of the next one",
-        cause=lambda: seen.cause,
-    )
+    if seen.offset not in (0, 1):
+        _judge_changes(case, built, inputs, logits, labels, pool, seen)
     assert seen.offset is not None
-    case.require(
-        torch.tensor(seen.offset in (0, 1)),
-        f"each output is scored by the label of a token {_far(seen.offset)}",
-        got=f"row t of the logits is scored by label t {seen.offset:+d}",
-        expected="label t, or t + 1",
-        cause=lambda: _cause_of(seen.offset or 0),
-    )
     _judge_offset(case, seen.offset)
     kept, wanted = moved(logits, labels, seen.offset)
     if case.subject.fact("plain_loss") is not False:
@@ -81,6 +71,28 @@ def the_loss_is_that_of_the_logits(case: Case) -> None:
         )  # fmt: skip
         _judge_uncounted(case, built, inputs, logits, labels, seen.offset, pads, limit)
     case.witness()
+
+
+def _judge_changes(
+    case: Case, built: Built, inputs: tuple[Tensor, ...], logits: Tensor, labels: Tensor, pool: list[int], seen: Scored
+) -> None:
+    """Say that no offset, or a wrong one, has the loss follow the labels: on a few of them, that a script can show."""
+    if seen.offset is None:
+        told = "no offset of the labels has the loss depend on them as the log likelihoods of its logits do"
+        got, expected = (
+            "a loss that follows the log likelihoods of no such label",
+            "the label of the same position, or of the next one",
+        )
+    else:
+        told = f"each output is scored by the label of a token {_far(seen.offset)}"
+        got, expected = f"row t of the logits is scored by label t {seen.offset:+d}", "label t, or t + 1"
+    cause: Callable[[], str | None] = lambda: seen.cause if seen.offset is None else _cause_of(seen.offset)  # noqa: E731
+    if labels.ndim == 2:
+        others = changed(labels, pool)
+        losses = torch.stack([_loss(case, built, inputs, y) for y in (labels, *others)])
+        follows = case.apply(follows_labels, logits, labels, others, losses)
+        case.require(follows, told, got=got, expected=expected, cause=cause)
+    case.require(torch.tensor(False), told, got=got, expected=expected, cause=cause)
 
 
 def moved(logits: Tensor, labels: Tensor, offset: int) -> tuple[Tensor, Tensor]:
@@ -156,29 +168,37 @@ def _cause_of(offset: int) -> str:
 def _judge_offset(case: Case, offset: int) -> None:
     """Hold the offset to what is declared, and ask where it is not what the name of the argument says."""
     subject = case.subject
-    if subject.kind != "decoder":
+    if subject.kind != "decoder" and subject.guesses.get("shifts_labels") is None:
         case.require(
             torch.tensor(offset == 0), "the labels are moved, though each output is to foretell its own label",
             got=f"row t is scored by label t + {offset}", expected="label t",
             asks=("shifts_labels", True) if subject.fact("shifts_labels") is None else None,
         )  # fmt: skip
         return
-    declared = subject.fact("shifts_labels")
-    if declared is not None:
-        case.require(
-            torch.tensor(offset == int(declared)), "the labels are not moved as is declared",
-            got=f"row t is scored by label t + {offset}", expected=f"label t + {int(declared)}",
-            cause=lambda: f"the labels are {'not moved' if offset == 0 else 'moved by one'} by the loss itself",
-        )  # fmt: skip
-    guessed = subject.guesses.get("shifts_labels")
-    if declared is None and guessed is not None:
-        case.require(
-            torch.tensor(offset == int(guessed)),
+    declared, guessed = subject.fact("shifts_labels"), subject.guesses.get("shifts_labels")
+    if declared is None:
+        return
+    is_by_name = guessed is not None and guessed == declared  # what is declared as well is no question
+    case.require(
+        torch.tensor(offset == int(declared)),
+        _by_name(moves_inside=bool(guessed)) if is_by_name else "the labels are not moved as is declared",
+        got=f"row t is scored by label t + {offset}", expected=f"label t + {int(declared)}",
+        cause=lambda: f"the labels are {'not moved' if offset == 0 else 'moved by one'} by the loss itself"
+        + f" (declare shifts_labels={bool(offset)} if that is meant)" * is_by_name,
+    )  # fmt: skip
+
+
+def _by_name(*, moves_inside: bool) -> str:
+    """Return what is odd about an offset that is not what the name of the argument says."""
+    if moves_inside:
+        return (
             "by the name of its argument the loss is given the tokens and moves them by one, and it does not: each "
-            "output would be scored by the token that it has just seen",
-            got=f"row t is scored by label t + {offset}", expected=f"label t + {int(guessed)}",
-            asks=("shifts_labels", bool(offset)),
-        )  # fmt: skip
+            "output would be scored by the token that it has just seen"
+        )
+    return (
+        "by the name of its argument the loss is given what each output is to foretell, and it moves that by one: "
+        "whoever hands over the next tokens has them moved twice"
+    )
 
 
 def _judge_uncounted(
@@ -194,11 +214,18 @@ def _judge_uncounted(
     candidates = dict.fromkeys([*([] if declared is None else [declared]), _USUAL, -1, *sorted(pads), 0])
     for label in [n for n in candidates if n < size]:
         what = uncounted(lambda y: _loss(case, built, inputs, y), logits, labels, offset, label, limit)
+        ask = partial(_mean_over, case, built, inputs, logits, labels, offset, label, limit)
+        if label == declared and what not in ("not counted", "refused"):
+            told = f"label {label} is declared not to count"
+            ask(label, told, cause=lambda w=what, n=label: f"label {n}: {w}")  # type: ignore[misc]
         if label == declared:
             case.require(
                 torch.tensor(what == "not counted"), f"label {label} is declared not to count",
                 got=what, expected="the mean over the others", cause=lambda w=what, n=label: f"label {n}: {w}",  # type: ignore[misc]
             )  # fmt: skip
+        if what == "divided by all":
+            told = f"label {label} is left out of the sum, and the sum is divided by all positions"
+            ask(label, told, cause=lambda: "the sum is divided by all positions, not by those counted")
         case.require(
             torch.tensor(what != "divided by all"),
             f"label {label} is left out of the sum, and the sum is divided by all positions",
@@ -215,3 +242,14 @@ def _judge_uncounted(
                 ),
                 asks=("ignore_index", label) if known is None else None,
             )  # fmt: skip
+
+
+def _mean_over(
+    case: Case, built: Built, inputs: tuple[Tensor, ...], logits: Tensor, labels: Tensor, offset: int, label: int,
+    limit: float, left_out: int, told: str, *, cause: Callable[[], str],
+) -> None:  # fmt: skip
+    """Hold the loss of labels, some of them replaced by one, to the mean over those that are not left out."""
+    given = labels.clone()
+    given[0, 1], given[-1, -1] = label, label
+    expected = case.apply(mean_over_counted, logits, given, offset, left_out)
+    case.close(_loss(case, built, inputs, given).double(), expected, told, bound=limit, cause=cause)

@@ -19,11 +19,13 @@ class Mixture:
         place: its path.
         gates: `[N, E]`: by which each token takes what each expert gives; 0 where it does not.
         scores: `[N, E]`: what the router's linear map gives.
+        lost: bool `[N, E]`: which experts are called on a token, while others are not, and have no weight in it.
     """
 
     place: str
     gates: Tensor
     scores: Tensor
+    lost: Tensor
 
 
 def mixtures(module: nn.Module, run: Callable[[], object]) -> list[Mixture]:
@@ -81,7 +83,8 @@ def _measured(
     handle = router.register_forward_hook(lambda _, given, made: scores.append(made.detach()))
     try:
         with torch.no_grad():
-            base = _output(part, experts, None, args, kwargs)
+            with _noting(experts) as given:
+                base = _output(part, experts, None, args, kwargs)
             rows = [_output(part, experts, number, args, kwargs) - base for number in range(len(experts))]
     except Exception:  # it is called with more than tokens, or its experts give more than one tensor
         return None
@@ -92,7 +95,39 @@ def _measured(
     told = scores[0].double().reshape(-1, len(experts))
     if apart > 1e-6 or told.shape != gates.shape or not bool(gates.any()):
         return None
-    return Mixture(name, gates, told)
+    return Mixture(name, gates, told, _called(args, given, gates) & (gates == 0))
+
+
+def _called(args: tuple[Any, ...], given: list[list[Tensor]], gates: Tensor) -> Tensor:
+    """Return bool `[N, E]`: which experts are called on which tokens, by the numbers of these; none where all are.
+
+    Experts that take all tokens, of which a weight of 0 leaves out most, waste time and lose nothing.
+    """
+    called = torch.zeros_like(gates, dtype=torch.bool)
+    tokens = args[0].detach().flatten(0, -2) if args and isinstance(args[0], Tensor) else None
+    if tokens is None or len(tokens) != len(gates):
+        return called
+    for number, calls in enumerate(given):
+        for rows in calls:
+            if rows.shape[-1] == tokens.shape[-1]:
+                called[:, number] |= (tokens[:, None] == rows.flatten(0, -2)[None]).all(-1).any(1)
+    return called & ~called.all(1, keepdim=True)
+
+
+@contextmanager
+def _noting(experts: nn.ModuleList) -> Iterator[list[list[Tensor]]]:
+    """Note what each expert is given."""
+    seen: list[list[Tensor]] = [[] for _ in experts]
+
+    def hook(number: int) -> Callable[..., None]:
+        return lambda _, given: seen[number].extend(x.detach() for x in given[:1] if isinstance(x, Tensor))
+
+    handles = [e.register_forward_pre_hook(hook(at)) for at, e in enumerate(experts)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _output(
@@ -125,12 +160,15 @@ def misfit_of_ratios(mixture: Mixture) -> tuple[float, int]:
     """Return how far weights are from going by their scores, as factors, and the token where it is farthest.
 
     Of two experts that a token takes the weights stand as the probabilities of the scores do, by a softmax or by
-    sigmoids, whether they were divided by their sum or not. Infinite where a weight is negative.
+    sigmoids, whether they were divided by their sum or not. Infinite where a weight is negative, or an expert's answer
+    for a token is lost.
     """
     gates, scores = mixture.gates, mixture.scores
     chosen = gates != 0
     if bool((gates < 0).any()):
         return float("inf"), int((gates < 0).any(1).nonzero()[0])
+    if bool(mixture.lost.any()):
+        return float("inf"), int(mixture.lost.any(1).nonzero()[0])
     best = (float("inf"), 0)
     for logs in (scores, torch.nn.functional.logsigmoid(scores)):
         off = torch.where(chosen, gates.clamp(min=1e-300).log() - logs, torch.nan)

@@ -55,7 +55,7 @@ def every_block_of_channels_counts(case: Case, built: Built, centred: bool) -> N
         other = at_width(case, built.dtype, width)
         if other is None:
             continue
-        x = _tokens(case.normal(6, width, dtype=torch.float64)).to(built.dtype)[None]
+        x = case.apply(_tokens, case.normal(6, width, dtype=torch.float64)).to(built.dtype)[None]
         try:
             with CostWatch() as watch:
                 got = case.call(other, x)

@@ -169,7 +169,7 @@ def nothing_is_left_behind(case: Case) -> None:
     statement="Output projection and token embedding are one parameter if and only if they are declared so.",
     formula="tied: W_out is E, after loading a state dict and after an optimiser step",
     source="Vaswani et al. 2017, section 3.4; Press & Wolf 2017.",
-    kinds=("decoder", "encoder_decoder"),
+    kinds=("encoder", "decoder", "encoder_decoder"),
     unless=(
         needs_module,
         lambda s: None if s.fact("tied") is not None else "the fact 'tied' is not declared",
@@ -187,6 +187,8 @@ def tying_survives(case: Case) -> None:
     inputs = ordinary(case.subject, config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     output = case.call(built, *tensors)
+    if case.subject.kind == "encoder" and output.shape[-1] < config.vocab_size:
+        case.does_not_apply("it gives no logits: nothing projects to its vocabulary")
     shape = (
         max(config.vocab_size, output.shape[-1]),
         config.d_model,

@@ -44,18 +44,16 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
         parts = [tokens(one)[0] for one in (image, other, (image + other) / 2)]
     is_affine = torch.allclose((parts[0] + parts[1]) / 2, parts[2], atol=1e-4)
     whole = image[0, 0].numel()
-    for at, support in supports:
-        rows, columns = support.any(1).nonzero().flatten(), support.any(0).nonzero().flatten()
-        area = int((rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1))
+    for at, gradient in supports:
         case.require(
-            torch.tensor(area == int(support.sum()) and area < whole),
+            case.apply(is_of_one_patch, gradient),
             f"token {at} is not made of one patch",
-            got=f"{int(support.sum())} of {whole} pixels, in a rectangle of {area}",
+            got=f"{int((gradient != 0).any(0).sum())} of {whole} pixels, in a rectangle of {int(area_of(gradient))}",
             expected=f"one rectangle of about {whole // len(supports)} pixels",
             asks=None if is_affine else ("structure", "other"),
             cause=lambda: _MIXED if is_affine else None,
         )  # fmt: skip
-    covered = torch.stack([support for _, support in supports]).any(0)
+    covered = torch.stack([(gradient != 0).any(0) for _, gradient in supports]).any(0)
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
         case.require(
             covered.all(), "pixels of the image reach no token", got=f"{int(covered.sum())} of {whole}", expected="all",
@@ -65,7 +63,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
 
 
 def _supports(tokens: Callable[[Tensor], Tensor], image: Tensor) -> list[tuple[int, Tensor]]:
-    """Return the pixels `[H, W]` that each token depends on, of some tokens where there are many."""
+    """Return the gradient `[C, H, W]` of each token in the pixels, of some tokens where there are many."""
     given = image.clone().requires_grad_()
     output = tokens(given)
     if not isinstance(output, Tensor) or output.ndim != 3 or not output.requires_grad:
@@ -77,5 +75,22 @@ def _supports(tokens: Callable[[Tensor], Tensor], image: Tensor) -> list[tuple[i
     for at in chosen:
         (gradient,) = torch.autograd.grad((output[0, at] * weight).sum(), given, retain_graph=True, allow_unused=True)
         if gradient is not None and bool(gradient.any()):
-            found.append((at, gradient[0].abs().amax(0) > 0))
+            found.append((at, gradient[0]))
     return found
+
+
+def is_of_one_patch(gradient: Tensor) -> Tensor:
+    """Return whether the pixels that a token depends on are one rectangle, smaller than the image.
+
+    Args:
+        gradient: of the token in the pixels, `[C, H, W]`.
+    """
+    seen = (gradient != 0).any(0)
+    return (area_of(gradient) == seen.sum()) & (area_of(gradient) < seen.numel())
+
+
+def area_of(gradient: Tensor) -> Tensor:
+    """Return the area of the smallest rectangle around the pixels that a token depends on."""
+    seen = (gradient != 0).any(0)
+    rows, columns = seen.any(1).nonzero(), seen.any(0).nonzero()
+    return (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)

@@ -20,6 +20,7 @@ from veriformer.properties.engine.calling import Caller, refuses
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.narrowing import half_inside
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.paths import Path
@@ -42,7 +43,8 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     """The float64 model has the rounded weights and buffers of the other, so that the arithmetic alone is judged; the
     tolerance is measured on the subject by moving weights and inputs by one unit in the last place. A sum over
     hundreds of terms, positions or a softmax in the low precision fall outside. A subject that refuses a dtype is
-    right too; where float64 is not its own it is computed from float32. With a mask as well, where it takes one: what
+    right too; where float64 is not its own it is computed from float32. A float32 model that rounds to 16 bits inside
+    does so in float64 as well: that is looked for. With a mask as well, where it takes one: what
     hides a score must be a number of the dtype. Rotations in half precision stand at positions around 500, where
     neighbours are one number in bfloat16 and an angle of float32 is still right to 3e-5.
     """
@@ -51,6 +53,20 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
         case.reject("it is not meant for half precision")
     for dtype in LADDER[rung]:
         _judge(case, dtype)
+    if rung == "single" and not case.subject.fact("quantised"):
+        _judge_inside(case)
+
+
+def _judge_inside(case: Case) -> None:
+    """Ask about 16 bits inside a forward of float32: the float64 model has them too, so that the two agree."""
+    low = case.bench.pool.get(case.config(), torch.float32)
+    inputs = ordinary(case.subject, low.config, case.generator, torch.float32)
+    tensors = [x.to(case.bench.device) for x in inputs.tensors]
+    found = case.apply(half_inside, case.caller(low, *tensors, *inputs.extras))
+    case.equal(
+        found, "", "in a model of float32 something is computed in 16 bits", got=found, expected="float32 throughout",
+        cause=lambda: f"numbers are rounded to 16 bits on the way: {found}", asks=("quantised", True),
+    )  # fmt: skip
 
 
 def _judge(case: Case, dtype: torch.dtype) -> None:

@@ -273,8 +273,20 @@ def gradients_reach_the_first_layer(case: Case) -> None:
 def _gradient_norms(case: Case, built: Built, tokens: Tensor, layers: list[nn.Module]) -> Tensor:
     output = case.call(built, tokens)
     weight = case.normal(*output.shape, dtype=output.dtype)
-    (output * weight).sum().backward()
-    return torch.stack([_gradient_norm(layer) for layer in layers])
+    names = {id(part): name for name, part in built.module.named_modules()}
+    return case.apply(gradient_norms, (output * weight).sum(), built.module, [names[id(layer)] for layer in layers])
+
+
+def gradient_norms(total: Tensor, module: nn.Module, layers: list[str]) -> Tensor:
+    """Return the norm of the gradient of `total` in the parameters of each layer.
+
+    Args:
+        total: that depends on the module.
+        module: that the layers are of.
+        layers: names of them.
+    """
+    total.backward()
+    return torch.stack([_gradient_norm(module.get_submodule(name)) for name in layers])
 
 
 def _vanishing(norms: list[float]) -> str:

@@ -30,7 +30,8 @@ _LARGEST = 1e-3
 )
 def experts_are_weighted_by_their_scores(case: Case) -> None:
     """Each mixture is called again on the tokens that reached it while one expert gives ones and the others zeros: what
-    comes out is that expert's weight. Where a token takes one expert alone nothing is to be compared. Weights learnt
+    comes out is that expert's weight. Where a token takes one expert alone nothing is to be compared; an expert that
+    is called on some tokens, and has no weight in what comes out for one of them, was overwritten. Weights learnt
     apart from the scores, equal ones, or those of a temperature, are a question.
     """
     if case.subject.kind == "feed_forward":
@@ -64,7 +65,7 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
 
 def _of_several(module: nn.Module, run: Callable[[], object]) -> list[Mixture]:
     """Return the mixtures of a model in which some token takes several experts."""
-    return [m for m in mixtures(module, run) if bool((m.gates != 0).sum(1).gt(1).any())]
+    return [m for m in mixtures(module, run) if bool(((m.gates != 0) | m.lost).sum(1).gt(1).any())]
 
 
 def largest_misfit(module: nn.Module, run: Callable[[], object]) -> Tensor:
@@ -77,7 +78,9 @@ def _shown(one: Mixture, at: int) -> str:
 
 
 def _wanted(one: Mixture, at: int) -> str:
-    chosen = one.gates[at] != 0
+    chosen = (one.gates[at] != 0) | one.lost[at]
+    if bool(one.lost[at].any()):
+        return f"weights of the {int(chosen.sum())} experts that are called on this token"
     right = one.scores[at][chosen].softmax(0) * float(one.gates[at].sum())
     return "weights " + ", ".join(f"{float(w):.4g}" for w in right)
 
@@ -85,6 +88,8 @@ def _wanted(one: Mixture, at: int) -> str:
 def _words(one: Mixture) -> str | None:
     """Say what the weights are instead, where that is seen."""
     place, chosen = one.place or "the model", one.gates != 0
+    if bool(one.lost.any()):
+        return f"in {place} experts overwrite one another: of those that a token is given to some have no part in it"
     several = chosen.sum(1) > 1
     gates, scores = one.gates[several], one.scores[several]
     high = torch.where(chosen[several], gates, -torch.inf).amax(1)

@@ -14,6 +14,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.decoding import cache_takes_mask, cut, with_cache
+from veriformer.properties.subject.palette import LONG
 from veriformer.properties.twin.carrying import Twin, twin_of
 from veriformer.properties.twin.parts import NumberError, PartedError
 from veriformer.properties.twin.roles import roles
@@ -32,13 +33,14 @@ from veriformer.properties.twin.roles import roles
         excludes_fact("quantised"),
     ),
     examples_factor=0.1,
+    farthest=257,
 )
 def the_reference_gives_the_same(case: Case) -> None:
     """The roles of all parameters are told by what flows through them in one forward; the reference is built with them
-    and must give the same outputs for other tokens and lengths, under padding, and through the cache where there is
-    one. Where a model is otherwise, this does not apply, and the reason says where the two part; with
-    structure="textbook" declared, that is a failure. A parameter that holds another number is carried into the twin:
-    what is proved is that the model computes what the textbook does with its parameters, not that these are good.
+    and must give the same outputs for other tokens and lengths, a far one among them, under padding, and through the
+    cache where there is one. Where a model is otherwise, this does not apply, and the reason says where the two part;
+    with structure="textbook" declared, that is a failure. A parameter that holds another number is carried into the
+    twin: what is proved is that the model computes what the textbook does with its parameters, not that these are good.
     """
     seen = flow(case)
     with off_the_record(case), torch.no_grad():
@@ -52,11 +54,10 @@ def the_reference_gives_the_same(case: Case) -> None:
     if problem > 1e2 * seen.limit:
         _parted(case, told, is_number=False)
         return
-    length = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
-    # one token has no padding, and nothing before it to be kept
-    sequences = [_drawn(case, seen, case.integer(label, 3, length)) for label in ("S", "T")[: len(seen.inputs)]]
+    is_far = case.choices.get("reach") == LONG
+    sequences = _far(case, seen, twin) if is_far else _near(case, seen, twin)
     is_other = case.subject.fact("structure") == "other"  # what padding means to it is its own
-    for real in (None, *(() if is_other or len(sequences) > 1 else _sides(case, sequences[0]))):
+    for real in (None, *(() if is_other or is_far or len(sequences) > 1 else _sides(case, sequences[0]))):
         got = case.call(seen.built, *sequences, attention_mask=real)
         with off_the_record(case), torch.no_grad():
             expected = _given_by(twin, sequences, real).to(got.device, got.dtype)
@@ -71,10 +72,23 @@ def the_reference_gives_the_same(case: Case) -> None:
             cause=lambda how=how: f"the model parts from the textbook's{how}",  # type: ignore[misc]
             asks=("structure", "other"),
         )
-    if case.subject.cache is not None:
+    if case.subject.cache is not None and not is_far:
         _cached(case, seen, twin, problem, sequences[0])
     case.say(f"equal to the textbook's model ({twin.told})")
     case.witness()
+
+
+def _near(case: Case, seen: Flow, twin: Twin) -> list[Tensor]:
+    """Return other sequences, three samples each: the source before the target."""
+    most = min(seen.length + 4, twin.longest or 64, int(case.subject.fact("max_len", 64)), seen.built.config.max_len)
+    # one token has no padding, and nothing before it to be kept
+    return [_drawn(case, seen, 3, case.integer(label, 3, most)) for label in ("S", "T")[: len(seen.inputs)]]
+
+
+def _far(case: Case, seen: Flow, twin: Twin) -> list[Tensor]:
+    """Return one sample of a far length, the source as long as the target; tables may go wrong at their ends."""
+    length = min(case.length(), twin.longest or seen.built.config.max_len)
+    return [_drawn(case, seen, 1, length) for _ in seen.inputs]
 
 
 def _cached(case: Case, seen: Flow, twin: Twin, problem: float, tokens: Tensor) -> None:
@@ -144,10 +158,10 @@ def _given_by(twin: Twin, sequences: list[Tensor], real: Tensor | None) -> Tenso
     return made
 
 
-def _drawn(case: Case, seen: Flow, length: int) -> Tensor:
+def _drawn(case: Case, seen: Flow, samples: int, length: int) -> Tensor:
     if case.subject.takes_tokens:
-        return case.tokens(3, length)
-    return case.normal(3, length, seen.built.config.d_model, dtype=seen.built.dtype)
+        return case.tokens(samples, length)
+    return case.normal(samples, length, seen.built.config.d_model, dtype=seen.built.dtype)
 
 
 def _parted(case: Case, where: str, *, is_number: bool) -> None:

@@ -1,8 +1,8 @@
 """Known deviations: failures that are declared, with a reason, so that they do not hide new ones.
 
-A TOML file of `[[deviation]]` tables with `property`, `subject`, `reason`, and perhaps `link`, `expires` (a date) and
-`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit). The files in `known/`, one a
-library, are shipped.
+A TOML file of `[[deviation]]` tables with `property`, `subject`, `reason`, and perhaps `link`, `expires` (a date),
+`condition` (`{ torch = "2.13", device = "cpu" }`: it counts only where all of them fit) and `outcome = "open"` (it
+excuses an open question, not a failure). The files in `known/`, one a library, are shipped.
 """
 
 from __future__ import annotations
@@ -17,23 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from veriformer.properties.adapters.libraries import LIBRARIES
-from veriformer.properties.results.records import (
-    BLOCKED,
-    DEVIATION,
-    ERROR,
-    FAIL,
-    NOT_APPLICABLE,
-    OPEN,
-    PASS,
-    UNEXPECTED_PASS,
-    Report,
-    SubjectReport,
-)
-from veriformer.reports.reach import HELD_BACK
+from veriformer.properties.results.records import ERROR, FAIL, OPEN, Report
 from veriformer.reports.records import read_text
 
-_KEYS = ("property", "subject", "reason", "link", "expires", "condition")
+_KEYS = ("property", "subject", "reason", "link", "expires", "condition", "outcome")
 _REQUIRED = ("property", "subject", "reason")
+QUESTION = "open"
+"""The `outcome` of an entry that excuses an open question and no failure."""
 _CONDITIONS = ("python", "device", "profile")
 """What a condition may name beside packages whose release a report tells."""
 
@@ -56,6 +46,7 @@ class Deviation:
         condition: what of the environment must fit, by prefix.
         is_shipped: comes with this package; such behaviour depends on sizes and options of an instance (a fast path
             is taken or not), so that its absence is no finding.
+        is_question: it excuses an open question, and neither a failure nor an error.
     """
 
     property: str
@@ -64,6 +55,11 @@ class Deviation:
     link: str = ""
     condition: dict[str, str] = field(default_factory=dict)
     is_shipped: bool = False
+    is_question: bool = False
+
+    def excuses(self, outcome: str) -> bool:
+        """Whether a property of this outcome is a declared deviation."""
+        return outcome == OPEN or (outcome in (FAIL, ERROR) and not self.is_question)
 
     def fits(self, report: Report) -> bool:
         """Whether the environment of a run meets the condition."""
@@ -136,7 +132,10 @@ def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
     try:
         raw = tomllib.loads(read_text(source))
     except FileNotFoundError:
-        raise DeviationsError(f"there is no deviations file {source}") from None
+        raise DeviationsError(
+            f"there is no deviations file {source}; mend its name, or run `veriformer check` on your target once with "
+            "--update-deviations, which writes what fails now into it"
+        ) from None
     except OSError as problem:
         raise DeviationsError(f"{source} cannot be read: {problem.strerror}; name a TOML file") from None
     except RecursionError:
@@ -176,64 +175,13 @@ def _entry(table: dict[str, Any], path: str, today: datetime.date) -> Deviation:
     known = {*_CONDITIONS, "torch", *(p for library in LIBRARIES.values() for p in library.packages)}
     if not isinstance(condition, dict) or set(condition) - known:
         raise DeviationsError(f"{path}: condition was {condition!r}; its keys are: {', '.join(sorted(known))}")
+    outcome = table.get("outcome", "")
+    if outcome not in ("", QUESTION):
+        raise DeviationsError(
+            f'{path}: outcome was {outcome!r}; write "{QUESTION}" where the entry excuses an open question alone, '
+            "else leave it out"
+        )
     return Deviation(
         table["property"], table["subject"], table["reason"], table.get("link", ""),
-        {k: str(v) for k, v in condition.items()},
+        {k: str(v) for k, v in condition.items()}, is_question=bool(outcome),
     )  # fmt: skip
-
-
-def apply_deviations(report: Report, deviations: Deviations) -> None:
-    """Turn declared failures and errors into DEVIATION, and entries that nothing fits any more into UNEXPECTED_PASS."""
-    for entry in deviations.entries:
-        if not entry.fits(report):
-            continue
-        matching = [r for s in report.subjects if entry.speaks_of(s.name, s.target) for r in s.results]
-        matching = [r for r in matching if r.id == entry.property]
-        failing = [r for r in matching if r.outcome in (FAIL, OPEN, ERROR)]
-        link = f" ({entry.link})" if entry.link else ""
-        for result in failing:
-            result.outcome, result.reason = DEVIATION, f"{entry.reason}{link}"
-        for subject in report.subjects:
-            if entry.speaks_of(subject.name, subject.target):
-                _release(subject, entry.property)
-        if failing or entry.is_shipped:
-            continue
-        for result in matching:
-            if result.outcome == PASS:
-                result.outcome = UNEXPECTED_PASS
-                result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
-            elif result.outcome == NOT_APPLICABLE:
-                told = (
-                    f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
-                )
-                result.outcome, result.reason = UNEXPECTED_PASS, told
-
-
-def _release(subject: SubjectReport, prop: str) -> None:
-    """Let what waited for a property that is declared not to hold, or for what waited for it, not apply."""
-    if not any(r.id == prop and r.outcome == DEVIATION for r in subject.results):
-        return
-    released = [prop]
-    for waited_for in released:
-        for result in subject.results:
-            if result.outcome == BLOCKED and result.reason.startswith(f"{waited_for} "):
-                result.outcome, result.reason = NOT_APPLICABLE, f"{prop}{HELD_BACK}"
-                released.append(result.id)
-
-
-def stale(report: Report, deviations: Deviations) -> list[Deviation]:
-    """Return the entries of the user's own file that excuse nothing in a run over all their subjects."""
-    found = []
-    for entry in deviations.entries:
-        if entry.is_shipped or not entry.fits(report):
-            continue
-        outcomes = {
-            r.outcome
-            for s in report.subjects
-            if entry.speaks_of(s.name, s.target)
-            for r in s.results
-            if r.id == entry.property
-        }
-        if DEVIATION not in outcomes:
-            found.append(entry)
-    return found

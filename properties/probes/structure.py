@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.norms import is_norm
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
@@ -194,31 +195,50 @@ def kind_of_norm(bench: Workbench) -> Iterator[Finding]:
 
 def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
     """Look for one parameter that is both a token embedding and the weight of a linear map."""
-    if bench.subject.kind not in ("decoder", "encoder_decoder"):
+    if bench.subject.kind not in ("encoder", "decoder", "encoder_decoder"):
         return
     built = bench.pool.get(bench.configs[0], torch.float32)
     if not isinstance(built.module, nn.Module):
         return
     tables = {id(m.weight) for m in built.module.modules() if isinstance(m, nn.Embedding)}
     maps = [m for m in built.module.modules() if isinstance(m, nn.Linear)]
-    if any(id(m.weight) in tables for m in maps):
+    if any(id(m.weight) in tables for m in maps) or any(id(p) in tables for p in _own(built.module)):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
-    elif any(m.out_features == built.config.vocab_size for m in maps):
+    elif any(m.out_features in _rows(built.config.vocab_size) for m in maps) or _maps_back(built, tables):
         yield Finding(
             "tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench)
         )
+
+
+def _rows(vocab_size: int) -> tuple[int, int]:
+    """Return how many rows a table may have: one more where token 0 is padding and is never drawn."""
+    return vocab_size, vocab_size + 1
+
+
+def _maps_back(built: Built, tables: set[int]) -> bool:
+    """Whether a parameter that no module of torch holds has the shape of an embedding: a head without nn.Linear."""
+    rows = _rows(built.config.vocab_size)
+    shapes = {
+        m.weight.shape for m in built.module.modules() if isinstance(m, nn.Embedding) and m.num_embeddings in rows
+    }
+    return any(p.shape in shapes and id(p) not in tables for p in _own(built.module))
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that modules hold which are none of torch's, and no tables either."""
+    parts = (
+        m for m in module.modules() if not type(m).__module__.startswith("torch.") and not isinstance(m, nn.Embedding)
+    )
+    return [p for m in parts for p in m.parameters(recurse=False)]
 
 
 def _copied(bench: Workbench) -> Question | None:
     """Ask where the two hold the same numbers when built: nobody draws those twice, and training parts them."""
     raw = bench.pool.fresh(bench.configs[0], torch.float32, raw=True)
     tables = [(n, m.weight) for n, m in raw.module.named_modules() if isinstance(m, nn.Embedding)]
-    maps = [(n, m.weight) for n, m in raw.module.named_modules() if isinstance(m, nn.Linear)]
-    for (table, one), (head, other) in itertools.product(tables, maps):
+    for (table, one), (head, other) in itertools.product(tables, raw.module.named_parameters()):
         if one is not other and one.shape == other.shape and torch.equal(one, other) and one.unique().numel() > 1:
             how = "share their memory (.data)" if one.data_ptr() == other.data_ptr() else "hold the same numbers"
-            text = (
-                f"{table}.weight and {head}.weight {how} when built and are two parameters: are they meant to be one?"
-            )
+            text = f"{table}.weight and {head} {how} when built and are two parameters: are they meant to be one?"
             return Question("parameters.tied", text, "tied=False")
     return None

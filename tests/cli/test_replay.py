@@ -50,6 +50,7 @@ MALFORMED = {
     "a huge seed": (_case(settings={**SETTINGS, "seed": 10**100}), "its setting 'seed' is 1000"),
     "no seed": (_case(settings={**SETTINGS, "seed": True}), "its setting 'seed' is True"),
     "a limit that is none": (_case(settings={**SETTINGS, "call_seconds": -1}), "its setting 'call_seconds' is -1"),
+    "a headline that is none": (_case(headline=7), "its 'headline' is 7"),
     "a huge choice": (_case(choices={"T": 10**100}), "its choice 'T' is 1000"),
     "nested choices": (_case(choices={"T": [[1]]}), "its choice 'T' is [[1]]; it must be a number, a word or a list"),
     "a property of null bytes": (_case(property="\0"), "is not in this version's catalogue"),
@@ -189,11 +190,59 @@ def test_a_mended_subject_goes_on_where_its_record_ends(veriformer: Run, tmp_pat
     (record,) = (tmp_path / ".veriformer").glob("*.json")
     (tmp_path / "soft.py").write_text(VACUOUS.replace("True", "False"), encoding="utf-8")
     mine = ("replay", record.stem, "--target", "soft.py:mine")
-    assert "the recorded case no longer violates the property" in veriformer(*mine, status=0).stdout
+    assert "this case no longer fails: on its recorded inputs the property holds" in veriformer(*mine, status=0).stdout
     data = json.loads(record.read_text(encoding="utf-8"))
     label = next(iter(data["choices"]))
     record.write_text(json.dumps({**data, "choices": {**data["choices"], label: "four"}}), encoding="utf-8")
     assert f"the recorded {label} is 'four'" in " ".join(veriformer(*mine, status=3).stderr.split())
+
+
+TWO_FAULTS = """
+import torch
+from torch import nn
+from veriformer.properties import Subject
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        first, second = FIRST, SECOND
+        y = torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias)
+        y = y * 1.1 if first else y
+        return y * 1.1 if second and x.shape[1] > 5 else y
+
+mine = Subject(kind="norm", build=lambda c: Norm(c.d_model), forward=lambda m, x: m(x))
+"""
+
+
+@pytest.fixture
+def two_faults(veriformer: Run, tmp_path: Path) -> Path:
+    source = TWO_FAULTS.replace("FIRST", "True").replace("SECOND", "True")
+    (tmp_path / "norm.py").write_text(source, encoding="utf-8")
+    veriformer("check", "norm.py:mine", "--profile", "quick", "-n", "1", "--only", "norm.definition", status=1)
+    (record,) = (tmp_path / ".veriformer").glob("*.json")
+    return record
+
+
+def test_the_very_case_is_judged_first_and_another_one_is_said_to_be_another(
+    veriformer: Run, tmp_path: Path, two_faults: Path
+) -> None:
+    mine = ("replay", two_faults.stem, "--target", "norm.py:mine")
+    same = veriformer(*mine, status=1).stdout
+    assert "this case" not in same
+    assert f"veriformer replay {two_faults.stem}" in same
+    data = json.loads(two_faults.read_text(encoding="utf-8"))
+    two_faults.write_text(json.dumps({**data, "headline": "the mean is not taken off"}), encoding="utf-8")
+    assert "fails otherwise than when it was recorded; it was: the mean is" in veriformer(*mine, status=1).stdout
+    # the record ends before the inputs are drawn: as where a fault shows at once, and is mended
+    short = {name: value for name, value in data["choices"].items() if name in ("config", "dtype")}
+    two_faults.write_text(json.dumps({**data, "choices": short}), encoding="utf-8")
+    other = veriformer(*mine, status=1).stdout
+    assert other.startswith("this case no longer fails; going on from it (")
+    assert "`veriformer check norm.py:mine --only norm.definition` records" in " ".join(other.split())
+    assert f"replay {two_faults.stem}" not in other
 
 
 def test_a_case_that_shows_nothing_is_no_end_of_the_violation(
@@ -208,4 +257,4 @@ def test_a_case_that_shows_nothing_is_no_end_of_the_violation(
     monkeypatch.setattr(Pool, "ask", ask)
     done = veriformer("replay", "sent.json", status=2)
     assert "norm.definition: VACUOUS its premise held 0 times" in done.stdout
-    assert "no longer violates" not in done.stdout
+    assert "no longer fails" not in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from veriformer.cli.site import page_of
 from veriformer.reports.site.formula import as_html, pieces
 from veriformer.reports.site.gallery_page import gallery_page, lead
 from veriformer.reports.site.property_page import property_page
+from veriformer.reports.site.source_links import for_the_site
 from veriformer.reports.site.tolerances import JUDGEMENTS, judgings
 from veriformer.tests.mutants import all_faults
 
@@ -23,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 NAV = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 MADE = ("kinds.md", "facts.md", "outcomes.md", "studies.md", "properties/index.md")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 
 
 def test_every_formula_is_drawn() -> None:
@@ -116,10 +118,36 @@ def _links(text: str) -> Iterator[str]:
 def test_links_of_hand_written_pages_lead_to_pages() -> None:
     pages = _places()
     for place, text in pages.items():
-        for link in _links(text):
+        for link in _links(for_the_site(text)):
             target = link.partition("#")[0]
             where = (DOCS / place).parent / target if target else DOCS / place
             assert str(where.resolve().relative_to(DOCS)) in pages, f"{place}: {link}"
+
+
+def test_links_of_hand_written_pages_work_in_a_clone_that_has_built_nothing() -> None:
+    written = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    tracked = {ROOT / line for line in _tracked()}
+    for path, text in written.items():
+        for link in _links(text):
+            target, _, section = link.partition("#")
+            where = (path.parent / target).resolve() if target else path
+            assert where in tracked or any(where in one.parents for one in tracked), f"{path}: {link}"
+            if section and where.suffix == ".md":
+                assert section in _sections(where.read_text(encoding="utf-8")), f"{path}: {link}"
+
+
+def _tracked() -> list[str]:
+    """Return the files that a clone has; in an unpacked archive, all but what is built."""
+    if (ROOT / ".git").exists():
+        called = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+        return subprocess.run(called, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if not {"build", ".venv"} & {*p.parts}]
+
+
+def _sections(text: str) -> set[str]:
+    """Return the anchors of a page, as they are where Markdown is shown without attributes, and those that it names."""
+    titles = re.findall(r"^#+ (.*?)(?: \{ #([\w-]+) \})?$", text, re.MULTILINE)
+    return {anchor or re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title, anchor in titles}
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -34,6 +34,8 @@ WRONG = {
     "a key too many": ENTRY.encode() + b'"\\u001b[31m" = 1\n',
     "a reason that is none": ENTRY.replace('"as in the paper"', "7").encode(),
     "a subject that is none": ENTRY.replace('"mine"', "[1]").encode(),
+    "an outcome that is none": ENTRY.encode() + b"outcome = 7\n",
+    "a list of outcomes": ENTRY.encode() + b"outcome = ['open']\n",
     "an empty reason": ENTRY.replace("as in the paper", " ").encode(),
 }
 
@@ -89,10 +91,10 @@ def test_every_form_of_a_file_can_be_added_to_and_pruned(text: str, tmp_path: Pa
     path = tmp_path / "known.toml"
     path.write_text(text)
     before = len(read_deviations(path).entries)
-    added, count = recorded(_report(), text, 'a "reason" with \\ and \u202e')
-    path.write_text(added)
+    done = recorded(_report(), text, 'a "reason" with \\ and \u202e')
+    path.write_text(added := done.text)
     found = read_deviations(path).entries
-    assert (count, len(found)) == (1, before + 1)
+    assert (done.added, len(found)) == (1, before + 1)
     mine = [entry for entry in found if entry.subject == "m.py:many[0]"]
     assert mine[0].reason == 'a "reason" with \\ and \u202e'
     path.write_text(pruned(added, mine)[0])

@@ -79,3 +79,48 @@ def weights_of_one_another() -> Subject:
             return weights.flip(-1), chosen
 
     return _layer(Turned)
+
+
+class Dispatched(Mixture):
+    """The same, each expert called on its tokens alone, what they give added up."""
+
+    def gather(self, out: Tensor, rows: Tensor, part: Tensor) -> Tensor:
+        return out.index_add(0, rows, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, chosen = self.weights(self.router(tokens))
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, slots = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                out = self.gather(out, rows, weights[rows, slots, None] * expert(tokens[rows]))
+        return out.view_as(x)
+
+
+@fault(
+    "experts-overwritten",
+    "The experts of a token are written over one another, where what they give is to be added",
+    killed_by=("router.weights",),
+    cause="overwrite one another",
+)
+def written_over() -> Subject:
+    class Over(Dispatched):
+        def gather(self, out: Tensor, rows: Tensor, part: Tensor) -> Tensor:
+            return out.index_put((rows,), part)
+
+    return _layer(Over)
+
+
+@fault(
+    "experts-scattered",
+    "The second choices of all tokens are scattered over the first ones",
+    killed_by=("router.weights",),
+    cause="overwrite one another",
+)
+def scattered() -> Subject:
+    class Scattered(Dispatched):
+        def gather(self, out: Tensor, rows: Tensor, part: Tensor) -> Tensor:
+            return out.scatter(0, rows[:, None].expand_as(part), part)
+
+    return _layer(Scattered)

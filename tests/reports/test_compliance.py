@@ -7,6 +7,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from veriformer.reports.compliance import changes, compliance, heat, markdown, merged, page, shade, write_compliance
 
 
@@ -41,6 +43,27 @@ def test_cells_count_outcomes_by_family(tmp_path: Path) -> None:
     assert "`lib:mine` loss.a: DEVIATION: why DEVIATION" in text
     assert "`lib:huge`: too &lt;large>" in text
     assert "too &lt;large&gt;" in (tmp_path / "compliance.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (["torch:softmax", "torch:LayerNorm"], "2 models of 1 library: 2 pass."),
+        (["gpt.py:GPT"], "1 model of 1 file: 1 pass."),
+        (["gpt.py:GPT", "gpt.py:Old", "torch:x"], "3 models of 1 library and 1 file: 3 pass."),
+        (["lib:a", "my.models:gpt", "b.py"], "3 models of 1 library, 1 module and 1 file: 3 pass."),
+        ([None, None], "2 models: 2 pass."),
+    ],
+)
+def test_models_are_said_to_come_from_where_they_come(targets: list[str | None], told: str) -> None:
+    whole = record(norm_a="PASS")
+    (subject,) = whole["subjects"]
+    whole["subjects"] = [{**subject, "name": f"n{i}", "target": target} for i, target in enumerate(targets)]
+    for seen in (whole, merged([("a.json", whole)])):
+        assert told in markdown(compliance(seen), "x")
+        assert told in page(compliance(seen), "x")
+    twice = compliance(merged([("a.json", whole), ("b.json", whole)]))
+    assert {row["library"] for row in twice["rows"]} == {row["library"] for row in compliance(whole)["rows"]}
 
 
 def test_what_held_before_and_fails_now_is_worse() -> None:

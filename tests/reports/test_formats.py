@@ -85,6 +85,19 @@ def test_the_badge_counts_core_properties(record: dict[str, Any]) -> None:
     assert f"core {sum(r['outcome'] == 'PASS' for r in judged)}/{len(judged)}" in svg
 
 
+def test_a_known_deviation_is_no_pass_of_the_badge(record: dict[str, Any]) -> None:
+    known = copy.deepcopy(record)
+    failing = [r for s in known["subjects"] for r in s["results"] if r["outcome"] == "FAIL" and r["level"] == "core"]
+    before = badge(known).partition("core ")[2].partition("/")[0]
+    failing[0]["outcome"] = "DEVIATION"
+    assert f"core {before}/" in badge(known)
+    assert badge(known).count(" pass, 1 known deviation") == 3  # the title, its label and the letters
+    assert f"Core properties that hold: {before} of " in page(known)
+    assert ", with 1 known deviation of all" in page(known)
+    failing[1]["outcome"] = "DEVIATION"
+    assert " pass, 2 known deviations" in badge(known)
+
+
 def test_names_are_escaped_wherever_they_stand(record: dict[str, Any]) -> None:
     for _, make in FORMATS.values():
         assert "<leaky>" not in make(record, unrepeated) or make is FORMATS["json"][1] or make is FORMATS["markdown"][1]

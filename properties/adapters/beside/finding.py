@@ -14,6 +14,7 @@ from veriformer.properties.adapters.beside.caching import cache_beside
 from veriformer.properties.adapters.beside.generating import generate_beside
 from veriformer.properties.adapters.beside.losses import loss_beside
 from veriformer.properties.adapters.beside.offers import Offer
+from veriformer.properties.adapters.beside.translating import translate_beside
 from veriformer.properties.adapters.unknown.arguments import arguments_of
 from veriformer.properties.adapters.unknown.understanding import Understood, tokens_of
 from veriformer.properties.adapters.unknown.written import written
@@ -31,6 +32,12 @@ def beside(sample: nn.Module, found: Understood, sizes: DrawnConfig) -> list[Off
         found: how its forward is called.
         sizes: of the sample.
     """
+    if found.kind == "encoder_decoder" and found.inputs == "tokens":
+        translated = _translated(sample, found, sizes)
+        if found.counts_from_one:
+            return translated
+    else:
+        translated = []
     if found.kind not in _KINDS or found.part or found.counts_from_one:
         return []
     found = replace(found, wiring=found.wiring.unmasked())
@@ -46,7 +53,16 @@ def beside(sample: nn.Module, found: Understood, sizes: DrawnConfig) -> list[Off
         turned = ".transpose(0, 1)" in found.wiring.pick
         offers.append(cache_beside(sample, module, found.wiring, arguments, sizes.vocab_size))
         offers += generate_beside(sample, module, sizes.vocab_size, turned=turned)
-    return [offer for offer in offers if offer is not None]
+    return [offer for offer in [*offers, *translated] if offer is not None]
+
+
+def _translated(sample: nn.Module, found: Understood, sizes: DrawnConfig) -> list[Offer]:
+    """Return how an encoder-decoder generates, where its tokens are ours, or ours counted from 1."""
+    is_moved = "source = source + 1" in found.wiring.before
+    if found.counts_from_one and not is_moved:
+        return []
+    module = sys.modules.get(type(sample).__module__)
+    return translate_beside(sample, module, sizes.vocab_size - is_moved, "source + 1" if is_moved else "source")
 
 
 def _inputs(found: Understood, sizes: DrawnConfig) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ _LABELS = r"(lm_|mlm_|masked_lm_|next_)?(labels?|targets?|tgts?|trg|target_ids|l
 _METHODS = ("loss", "compute_loss", "get_loss", "calc_loss", "calculate_loss", "lm_loss", "loss_fn")
 _MOVED_INSIDE = r"(lm_)?labels?|label_ids"
 """Names that by the convention of Hugging Face are given as the tokens are, and moved by one inside."""
+_MOVED_ALREADY = r"targets?|tgts?|target_ids|next_tokens|gold|y_true"
+"""Names that by the convention of minGPT are given what each output is to foretell, moved by whoever made them."""
 
 
 def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequence[Argument],
@@ -48,9 +51,10 @@ def loss_beside(sample: nn.Module, kind: str, wiring: Wiring, arguments: Sequenc
             if second is None or not bool(value.isfinite().all()) or torch.equal(value, second):
                 continue
             written = source.replace("return output\n", f"return output{pick}{'.reshape(())' * value.ndim}\n")
-            guesses = {}
-            if kind == "decoder" and re.fullmatch(_MOVED_INSIDE, told.lower()):
-                guesses = {"shifts_labels": True}
+            said = {_MOVED_INSIDE: True, _MOVED_ALREADY: False} if kind == "decoder" else {}
+            moves = next((moves for names, moves in said.items() if re.fullmatch(names, told.lower())), None)
+            guesses = {"shifts_labels": True} if told.endswith("(tokens)") else {}
+            guesses |= {} if moves is None else {"shifts_labels": moves}
             note = f"its own loss is judged: what it gives for {told}=labels, output{pick}".rstrip()
             return Offer("loss", written, (note.removesuffix(", output"),), guesses)
     return None
@@ -74,6 +78,57 @@ def _sources(sample: nn.Module, kind: str, wiring: Wiring, names: Sequence[str])
         if callable(getattr(sample, name, None)) and not isinstance(getattr(sample, name), nn.Module):
             words = ", ".join([*wiring.inputs, turned])
             yield f"{name}()", _source(heads, before, f"model.{name}({words})")
+    if kind in ("decoder", "encoder_decoder") and wiring.target == "model" and not wiring.around:
+        yield from _of_own_tokens(sample, wiring)
+
+
+_OF_OWN_TOKENS = """def loss({heads}):
+    forward, told, seen = model.forward, [], {tokens}
+
+    def own(given):
+        of = given.untyped_storage().data_ptr() if isinstance(given, torch.Tensor) else None
+        if of != labels.untyped_storage().data_ptr():
+            return given
+        told.append(given)
+        start = (given.storage_offset() - labels.storage_offset()) % labels.shape[1]
+        return seen[:, start : start + given.shape[1]]
+
+    model.forward = lambda *args, **given: forward(*map(own, args), **{{n: own(v) for n, v in given.items()}})
+    try:
+        output = model.{name}({words})
+    finally:
+        del model.forward
+    if not told:
+        raise TypeError("its forward was not given the tokens")
+    return output
+"""
+
+
+def _of_own_tokens(sample: nn.Module, wiring: Wiring) -> Iterator[tuple[str, str]]:
+    """Yield the call of a loss that takes tokens alone and foretells them: what it foretells is told from what it sees.
+
+    The forward inside sees the tokens; what the loss is handed, and scores by, are labels.
+    """
+    tokens = wiring.inputs[-1]
+    if any(line.startswith(f"{tokens} =") for line in wiring.before) or wiring.pick.endswith("[:, 1:]"):
+        return
+    names = list(inspect.signature(sample.forward).parameters)
+    sources = dict(zip([n for n in wiring.given if n.startswith("*")], names, strict=False))
+    given = {sources.get(n, n): v for n, v in wiring.given.items()}
+    for method in _METHODS:
+        function = getattr(sample, method, None)
+        if not inspect.ismethod(function):
+            continue
+        required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        by_name = [given.get(n) for n in required]
+        by_place = [given[n] for n in names if (n in given and tokens in given[n]) or n in required][: len(required)]
+        words = by_name if all(by_name) else by_place
+        if len(words) != len(required) or sum(w == tokens for w in words) != 1:
+            continue
+        called = ", ".join("labels" if w == tokens else str(w) for w in words)
+        heads = ", ".join(["model", *wiring.inputs, "labels"])
+        source = _OF_OWN_TOKENS.format(heads=heads, tokens=tokens, name=method, words=called)
+        yield f"{method}(tokens)", f"import torch\n\n\n{source}"
 
 
 def _source(heads: str, before: Sequence[str], called: str) -> str:

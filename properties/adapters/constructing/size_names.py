@@ -21,7 +21,7 @@ _SIZES: Mapping[str, str] = {
     r"(vocab|voc|vocabulary)(_?(size|sz|len|dim))?|(n|num|size|len)_?((src|tgt|trg|word)_)?(vocab|tokens?|words|vocabulary)"
     r"|ntoken|n?vocab|tokens",
     "max_len": r"(max|maximum)_?((src|tgt|trg|source|target|input|output|enc|dec)_)?"
-    r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence)_?)?"
+    r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
     r"|num_positions|max_t|maxlen|window_len",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from torch import nn
 
 from veriformer.properties.adapters.masks import masking
 from veriformer.properties.adapters.masks.masks_of_two import with_masks_of_two
 from veriformer.properties.adapters.unknown.arguments import arguments_of
+from veriformer.properties.adapters.unknown.images import text_with_image
 from veriformer.properties.adapters.unknown.one_sequence import of_one_sequence
 from veriformer.properties.adapters.unknown.parts import is_loss, loss_of, rotating
-from veriformer.properties.adapters.unknown.two_sequences import of_attention, of_two_sequences, second_of
-from veriformer.properties.adapters.unknown.understanding import Understood
+from veriformer.properties.adapters.unknown.two_sequences import (
+    of_attention,
+    of_two_sequences,
+    optional_second,
+    second_of,
+)
+from veriformer.properties.adapters.unknown.understanding import NotCalledError, Understood
 from veriformer.properties.subject.sizes import DrawnConfig
 
 
@@ -36,8 +44,15 @@ def understood(sample: nn.Module, sizes: DrawnConfig, kind: str | None, name: st
     if {"query", "key", "value"} <= roles and kind in (None, "self_attention"):
         return of_attention(sample, sizes, arguments, name)
     second = second_of(arguments, kind)
-    if second is not None:
+    if second is not None and text_with_image(sample, sizes, arguments) is None:
         pair = of_two_sequences(sample, sizes, kind, arguments, second, name)
         return with_masks_of_two(pair, sample, sizes, arguments, padding_id)
-    found = of_one_sequence(sample, sizes, kind, arguments, name)
+    try:
+        found = of_one_sequence(sample, sizes, kind, arguments, name)
+    except NotCalledError:
+        for maybe in optional_second(arguments, kind):
+            with contextlib.suppress(NotCalledError):
+                pair = of_two_sequences(sample, sizes, kind, arguments, maybe, name)
+                return with_masks_of_two(pair, sample, sizes, arguments, padding_id)
+        raise
     return masking.with_mask(found, sample, sizes, arguments, padding_id)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
+from veriformer.properties.adapters.unknown.frames import of_frames
+from veriformer.properties.adapters.unknown.images import text_with_image, with_its_own_token
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
 from veriformer.properties.adapters.unknown.understanding import (
@@ -32,15 +34,29 @@ from veriformer.properties.adapters.unknown.understanding import (
 from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
+_LONGEST = 64  # positions of a window
+
 
 def of_one_sequence(
     sample: nn.Module, sizes: DrawnConfig, kind: str | None, arguments: Sequence[Argument], name: str
 ) -> Understood:
     """Find out how a model of one sequence is called; arguments and errors as of `calling.understood`."""
     problems: list[tuple[str, Exception]] = []
+    captioned = text_with_image(sample, sizes, arguments)
+    if captioned is not None:
+        wiring, arguments, told = captioned
+        x = tokens_of(sizes.vocab_size, B, T)
+        found = _read(sample, sizes, kind, arguments, name, wiring, "tokens", x, wiring.call(sample, x))
+        if found is not None:
+            own = with_its_own_token(sample, found.wiring, x, sizes.vocab_size)
+            is_moved = own is not found.wiring
+            moved = ["output t is of the tokens before t: judged is that of t + 1"] * is_moved
+            return replace(found, wiring=own, notes=(told, *found.notes, *moved), one_longer=is_moved)
     for what, x in _attempts(sample, sizes, kind):
         wiring = Wiring(("x",), basis(arguments, "x", sample))
         if missing := unknown(arguments, dict(wiring.given)):
+            if kind in (None, "classifier") and (frames := of_frames(sample, arguments)) is not None:
+                return frames
             raise NotCalledError(
                 f"{name}.forward needs the argument {missing[0]!r}, of which nothing is known; write "
                 f"Subject(kind=..., build=..., forward=lambda m, x: m(x, {missing[0]}=...))"
@@ -54,6 +70,8 @@ def of_one_sequence(
         if found is not None:
             return found
         problems.append((what, TypeError(f"it gave {shape_of(output)}")))
+    if kind in (None, "classifier") and (frames := of_frames(sample, arguments)) is not None:
+        return frames
     if (image := image_of(sample)) is not None and (inside := stack_inside(sample, image, sizes.d_model)):
         path, loops = inside
         told = (f"judged is its stack {path} alone, on embeddings: of the rest, which takes images, how "
@@ -64,11 +82,30 @@ def of_one_sequence(
                           image=(channels, height, width), enters=f"{path}[0]" if loops else path,
                           declares={"positions": "none", "causal": False})  # fmt: skip
     what, first = problems[0]
+    if lone := _lone_length(sample, sizes, wiring):
+        raise NotCalledError(
+            f"{name} takes sequences of {lone} positions alone (1 to {_LONGEST} were tried), and properties need "
+            "several lengths: give the model that cuts its windows, or write a Subject whose forward does"
+        ) from first
     said = str(first) if str(first).startswith("it gave") else f"raised {type(first).__name__}: {first}"
     shown = f"{'token ids' if what == 'tokens' else what} {given_as(what, sizes)}"
     raise NotCalledError(
         f"{name} was called with {shown} and {said}; say what it is: --kind KIND, or write a Subject"
     ) from first
+
+
+def _lone_length(sample: nn.Module, sizes: DrawnConfig, wiring: Wiring) -> int | None:
+    """Return the one length of embeddings that a module takes, as attention within a window does; None of others."""
+    taken = []
+    for length in range(1, _LONGEST + 1):
+        x = torch.randn(B, length, sizes.d_model, generator=torch.Generator().manual_seed(0))
+        try:
+            output = wiring.call(sample, x)
+        except Exception:
+            continue
+        if isinstance(output, Tensor) and output.shape == x.shape:
+            taken.append(length)
+    return taken[0] if len(taken) == 1 else None
 
 
 def _attempts(sample: nn.Module, sizes: DrawnConfig, kind: str | None) -> Iterator[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,6 +30,10 @@ from veriformer.properties.adapters.unknown.understanding import (
 from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
+_OPTIONAL_TARGETS = (
+    r"(dec|decoder)_?(input_?ids|inputs?|tokens|ids|seq|x)|(tgt|trg|target)s?(_?(seq|ids|tokens|inputs?|in))?"
+)
+
 
 def second_of(arguments: Sequence[Argument], kind: str | None) -> Argument | None:
     """Return the argument that takes the other of two sequences."""
@@ -36,7 +41,16 @@ def second_of(arguments: Sequence[Argument], kind: str | None) -> Argument | Non
         required = [a for a in by_role(arguments, role) if a.is_required]
         if required and kind in (None, *TWO):
             return required[0]
-    return None
+    return next((a for a in optional_second(arguments, kind) if re.match(r"dec", a.name.lower())), None)
+
+
+def optional_second(arguments: Sequence[Argument], kind: str | None) -> list[Argument]:
+    """Return the arguments with a default that may take the target all the same, which a model may shift from labels.
+
+    Those of a decoder by their name take nothing else; a `tgt` may be labels, and is given where nothing else works.
+    """
+    found = [a for a in arguments[1:] if not a.is_required and re.fullmatch(_OPTIONAL_TARGETS, a.name.lower())]
+    return [replace(a, role="target") for a in found] if kind in (None, "encoder_decoder") else []
 
 
 def of_attention(sample: nn.Module, sizes: DrawnConfig, arguments: Sequence[Argument], name: str) -> Understood:

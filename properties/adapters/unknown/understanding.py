@@ -37,6 +37,7 @@ class Understood:
         image: shape `[C, H, W]` of the images that the whole takes, where a part of it is judged.
         enters: path of the module that the patches of an image enter.
         counts_from_one: whether token 0 is padding, so that its vocabulary needs a row more than what is drawn.
+        one_longer: whether it is given a token more than what is drawn, so that its longest is one more.
         declares: facts that follow from what is judged.
     """
 
@@ -49,6 +50,7 @@ class Understood:
     image: tuple[int, int, int] | None = None
     enters: str = ""
     counts_from_one: bool = False
+    one_longer: bool = False
     declares: Mapping[str, Any] = field(default_factory=dict)
 
 

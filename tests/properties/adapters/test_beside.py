@@ -129,7 +129,7 @@ def test_a_loss_a_generation_and_a_cache_are_found() -> None:
     ("thing", "outcome", "declare"),
     [
         (GPT, PASS, ""),
-        (MovedInside, PASS, ""),
+        (MovedInside, OPEN, "shifts_labels=True"),
         (Smoothed, OPEN, "label_smoothing=0.1"),
         (Penalised, OPEN, "plain_loss=False"),
         (WithoutZero, OPEN, "ignore_index=0"),
@@ -146,6 +146,7 @@ def test_a_models_loss_is_held_to_its_logits(thing: Any, outcome: str, declare: 
 def test_what_was_asked_can_be_declared() -> None:
     assert judged(Smoothed, "loss.of-model", label_smoothing=0.1).outcome == PASS
     assert judged(Penalised, "loss.of-model", plain_loss=False).outcome == PASS
+    assert judged(MovedInside, "loss.of-model", shifts_labels=True).outcome == PASS
     assert judged(GPT, "loss.of-model", shifts_labels=True).outcome == FAIL
 
 

@@ -155,3 +155,15 @@ def test_what_is_not_the_textbooks_is_described_with_its_constants(scores: Any, 
 
 def test_what_is_no_sequence_model_has_no_anatomy() -> None:
     assert not Judge(shipped("reference")["loss"], Settings(profile="quick")).anatomy()
+
+
+def test_who_reads_a_trace_has_looked_as_far_as_who_made_it() -> None:
+    alibi = reference(positions="alibi", facts={})
+    wanted = ("anatomy.scale", "twin.equal")
+    seen = []
+    for order in (wanted, wanted[::-1]):
+        judge = Judge(alibi, Settings(profile="quick"))
+        results = {p.id: judge.judge(p) for name in order for p in select() if p.id == name}
+        seen.append({name: (results[name].outcome, results[name].reach) for name in wanted})
+    assert seen[0] == seen[1]
+    assert all(outcome == PASS for outcome, _ in seen[0].values())

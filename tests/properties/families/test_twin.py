@@ -70,7 +70,8 @@ class Llama(nn.Module):
     def turned(self, x: Tensor) -> Tensor:
         half = self.width // 2
         omega = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * omega
+        positions = torch.arange(x.shape[2], dtype=torch.float64)
+        angle = positions.clamp(max=199 if self.deviate == "late" else 1e9)[:, None] * omega
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -126,6 +127,13 @@ def test_where_a_number_alone_is_another_one_it_asks() -> None:
 def test_declared_to_be_the_textbooks_it_fails() -> None:
     result = judged(subject("cap", structure="textbook"))
     assert result.outcome == "FAIL"
+
+
+def test_what_goes_wrong_at_a_far_length_alone_is_found() -> None:
+    result = judged(subject("late"))
+    assert (result.outcome, result.declare) == ("OPEN", "structure='other'")
+    assert result.reach["T"][1] == 257
+    assert judged(subject("late", structure="textbook")).outcome == "FAIL"
 
 
 def test_a_model_of_other_parts_says_where_they_part() -> None:

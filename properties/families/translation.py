@@ -1,0 +1,137 @@
+"""Generation behind a source, row by row as if each were alone; part of `decoding.generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.engine.case import Case
+
+_ROWS = 8
+"""Sources of a batch: of as many some end before others."""
+
+
+def judge_translation(case: Case, manners: Sequence[str]) -> None:
+    """Hold what an encoder-decoder generates for a source to its own forward, and to what the source gets alone.
+
+    A row ends where it ends alone; behind that stands one token, the padding, whatever other rows still get. Up to
+    there each token is the best one behind those before. Where that is no more so, and one token follows to the end,
+    the row has ended, if other rows that do end behind the same token.
+    """
+    built = case.copy_of(case.built(dtype=judged_dtypes(case.bench)[-1]))
+    if isinstance(built.module, nn.Module):
+        favoured = [1, 2, 3, case.integer("favoured", 0, built.config.vocab_size - 1)]
+        case.apply(favour, built.module, built.config.vocab_size, favoured)
+    source, steps = case.tokens(_ROWS, case.integer("S", 3, 6)), case.integer("steps", 4, 9)
+    for manner in manners[:2]:
+        is_cached = manner != manners[0]
+        got = _generated(case, built, source, steps, is_cached)
+        alone = [_generated(case, built, source[b : b + 1], steps, is_cached)[0] for b in range(_ROWS)]
+        for row, own in zip(got, alone, strict=True):
+            _judge_end(case, row, own, manner)
+        _judge_choices(case, built, source, alone, manner)
+    case.witness()
+
+
+def favour(module: nn.Module, size: int, tokens: list[int]) -> None:
+    """Have a model give some tokens alone, a row's end among them: it is one of the first ids, and seldom the best one.
+
+    Args:
+        module: whose last map to the vocabulary is hooked.
+        size: of the vocabulary.
+        tokens: ids.
+    """
+    maps = [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features in (size, size + 1)]
+
+    def lowered(part: nn.Module, given: tuple[Tensor], logits: Tensor) -> Tensor:
+        kept = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        kept[torch.tensor(tokens)] = True
+        return torch.where(kept, logits, logits - 1e3)
+
+    for last in maps[-1:]:
+        last.register_forward_hook(lowered)
+
+
+def _generated(case: Case, built: Built, source: Tensor, steps: int, use_cache: bool) -> Tensor:
+    got = case.ask("generate", source, steps, use_cache, built=built)
+    if not isinstance(got, Tensor) or got.ndim != 2 or len(got) != len(source) or got.shape[1] < 2:
+        raise SubjectError("generate did not return tokens [B, T], with at least one behind the first")
+    return got
+
+
+def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str) -> None:
+    """Require that a row is in a batch what it is alone, and one token behind that."""
+    length = min(len(own), len(row))
+    case.require(
+        (row[:length] == own[:length]).all(), f"{manner} a source gets other tokens in a batch than alone",
+        got=f"tokens {row[:length].tolist()}", expected=f"tokens {own[:length].tolist()}",
+        cause=lambda: "what other rows of a batch are given reaches this one",
+    )  # fmt: skip
+    behind = row[length:]
+    case.require(
+        (behind == behind[:1]).all(), f"{manner} a row goes on behind its end while others are not done",
+        got=f"tokens {behind.tolist()} behind {own.tolist()}", expected="one token, the padding",
+        cause=lambda: f"a row that has ended, behind {len(own) - 1} tokens, goes on getting words: nothing keeps what "
+        "it is given to padding",
+    )  # fmt: skip
+
+
+def _judge_choices(case: Case, built: Built, source: Tensor, alone: list[Tensor], manner: str) -> None:
+    """Require that each token is the best one behind those before it, up to the row's end."""
+    ends: set[int] = set()
+    for b, own in enumerate(alone):
+        with torch.no_grad():
+            moved = _moved(built, case.call(built, source[b : b + 1], torch.zeros_like(own)[None]))
+            ids = (own - moved).clamp(min=0)
+            logits = case.call(built, source[b : b + 1], ids[None])[0].detach().double()
+        at = _first_other(logits, own, 2 * case.tolerance(built) * size_of(logits))
+        if at is None:
+            continue
+        stop, is_tail = int(own[at - 1]), bool((own[at:] == own[at]).all()) and at > 1
+        ends.add(stop)
+        if is_tail and len(ends) == 1:
+            continue
+        case.require(
+            logits[at - 1].argmax() == own[at], f"{manner}, step {at} does not choose the best token behind the source",
+            got=f"token {int(own[at])} of logit {float(logits[at - 1, own[at]]):.4g}",
+            expected=f"token {int(logits[at - 1].argmax())} of logit {float(logits[at - 1].max()):.4g}",
+            cause=lambda o=own, i=at, b=b: _other(case, built, source[b : b + 1], o, i),  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def _moved(built: Built, logits: Tensor) -> int:
+    """Return by how many its tokens are more than ours: one, where token 0 is padding and ours are counted from 1."""
+    return int(logits.shape[-1] == built.config.vocab_size + 1)
+
+
+def _first_other(logits: Tensor, own: Tensor, limit: float) -> int | None:
+    """Return where a row first has another token than the best, before a tie; None where it has not."""
+    for at in range(1, len(own)):
+        best = logits[at - 1].topk(2).values
+        if float(best[0] - best[1]) <= limit:
+            return None
+        if int(logits[at - 1].argmax()) != int(own[at]):
+            return at
+    return None
+
+
+def _other(case: Case, built: Built, source: Tensor, own: Tensor, at: int) -> str | None:
+    """Say behind which other tokens it would be the best one."""
+    with torch.no_grad():
+        moved = _moved(built, case.call(built, source, torch.zeros_like(own)[None]))
+        ids = (own - moved).clamp(min=0)[None]
+        others = {
+            "the newest token is left out": ids[:, : at - 1],
+            "the newest token alone is given to the decoder": ids[:, at - 1 : at],
+            "the first token is left out": ids[:, 1:at],
+        }
+        for told, given in others.items():
+            if given.shape[1] and int(case.call(built, source, given)[0, -1].argmax()) == int(own[at]):
+                return f"it is the best token where {told}"
+    return None
