@@ -113,6 +113,8 @@ def factor_of_embeddings(seen: Traced) -> Tensor:
 
 
 def _alibi(case: Case, flowing: Flow) -> None:
+    if is_far(case):  # a steep slope leaves far keys no weight to read a bias off
+        case.reject("far keys may have no weight")
     known = _over_themselves(flowing.seen, flowing.length, flowing.other)
     if not known:
         case.does_not_apply("no attention of a sequence over itself could be followed from its scores to its weights")
