@@ -91,7 +91,9 @@ def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> floa
     return min(errors)
 
 
-def first_rows(seen: Traced, module: nn.Module, length: int, width: int) -> list[tuple[int, str]]:
+def first_rows(
+    seen: Traced, module: nn.Module, length: int, width: int, told: int | None = None
+) -> list[tuple[int, str]]:
     """Return the row of a table of parameters that stands at the first position, and the table's name.
 
     Args:
@@ -99,18 +101,20 @@ def first_rows(seen: Traced, module: nn.Module, length: int, width: int) -> list
         module: the model.
         length: T.
         width: D.
+        told: positions by which a table is known; None: all of them.
     """
     found = []
-    for steps in position_steps(seen, length, width):
+    for whole in position_steps(seen, length, width):
+        steps = whole[:told]
         for name, parameter in module.named_parameters():
-            if parameter.shape[-1] != width or parameter.numel() < length * width:
+            if parameter.shape[-1] != width or parameter.numel() < len(steps) * width:
                 continue
             table = parameter.detach().cpu().double().reshape(-1, width)
             bound = seen.limit * float(table.abs().amax())
             # one difference of neighbours leaves few rows to be compared
             near = (table[1:] - table[:-1] - steps[1]).abs().amax(-1) <= bound
-            for first in (int(i) for i in near.nonzero().flatten() if i + length <= len(table)):
-                rows = table[first : first + length]
+            for first in (int(i) for i in near.nonzero().flatten() if i + len(steps) <= len(table)):
+                rows = table[first : first + len(steps)]
                 if float((rows - rows[:1] - steps).abs().amax()) <= bound:
                     found.append((first, name))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,9 +15,13 @@ from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.engine.case import Case
+from veriformer.properties.subject.palette import LONG
 
 BATCH, LENGTH, FEWEST = 5, 14, 7
 """Samples; positions where no window is longer; positions that suffice."""
+
+FAR, FEW = 301, 2
+"""Positions of the case that looks far out, beyond 256 and no whole number of blocks; its samples."""
 
 _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference that is rounding: float64 models have tables that were made in float32."""
@@ -104,34 +108,58 @@ def flow(case: Case) -> Flow:
     needed = FEWEST + two
     if longest < needed:
         case.does_not_apply(f"it takes {longest} positions, and {needed} are needed to tell parts by their numbers")
+    batch = FEW if is_far(case) else BATCH
     # a window is seen by what lies beyond it
-    length = min(max(LENGTH, (case.subject.declares.get("window") or 0) + 3), longest - two)
-    tokens = _drawn(case, built, length)
-    inputs = (_drawn(case, built, length + 1), tokens) if two else (tokens,)
+    wanted = max(LENGTH, (case.subject.declares.get("window") or 0) + 3)
+    length = min(case.length("T", low=FEWEST) if is_far(case) else wanted, longest - two)
+    tokens = _drawn(case, built, batch, length)
+    inputs = (_drawn(case, built, batch, length + 1), tokens) if two else (tokens,)
     limit = _LIMITS[built.dtype]
     return Flow(case, built, inputs, length, (length + 1) * two, limit, _traced(case, built, inputs, limit))
 
 
-def _drawn(case: Case, built: Built, length: int) -> Tensor:
+def of_small_model(flowing: Flow) -> Flow | None:
+    """Return a forward of the smallest model, to hold that of a wide one against; None where there is one size."""
+    case, sizes = flowing.case, flowing.case.bench.configs[0]
+    built = case.built_at(flowing.built.dtype, **asdict(sizes))
+    if built is None or built.config == flowing.built.config:
+        return None
+    length = min(LENGTH, min(case.subject.fact("max_len", sizes.max_len), sizes.max_len) - 1)
+    two = (1, 0) if flowing.other else (0,)
+    inputs = tuple(_drawn(case, built, BATCH, length + more) for more in two)
     if case.subject.takes_tokens:
-        return case.tokens(BATCH, length)
-    return case.normal(BATCH, length, built.config.d_model, dtype=built.dtype)
+        inputs = tuple(tokens % sizes.vocab_size for tokens in inputs)
+    seen = _traced(case, built, inputs, flowing.limit)
+    return Flow(case, built, inputs, length, (length + 1) * bool(flowing.other), flowing.limit, seen)
+
+
+def is_far(case: Case) -> bool:
+    """Whether a case is one of many positions."""
+    return case.choices.get("reach") == LONG
+
+
+def _drawn(case: Case, built: Built, batch: int, length: int) -> Tensor:
+    if case.subject.takes_tokens:
+        return case.tokens(batch, length)
+    return case.normal(batch, length, built.config.d_model, dtype=built.dtype)
 
 
 def _traced(case: Case, built: Built, inputs: tuple[Tensor, ...], limit: float) -> Traced:
     """Return the trace of a forward; the properties of one subject share the last ones, but for a script."""
     run: Callable[[], Any] = case.caller(built, *inputs)
+    batch = len(inputs[0])
     if case.bench.recorder:
-        taken: Traced = case.apply(traced, built.module, run, BATCH, limit)
+        taken: Traced = case.apply(traced, built.module, run, batch, limit)
         return taken
-    kept: list[_Kept] = case.bench.measured.setdefault(("anatomy",), [])
+    where = ("anatomy", case.choices.get("reach"))  # those of drawn cases, which differ, leave the far ones in place
+    kept: list[_Kept] = case.bench.measured.setdefault(where, [])
     for one in kept:
         if one.module is built.module and all(map(torch.equal, one.inputs, inputs)):
             case.bench.tally.note_all_reach(one.reach)  # who reads a trace has looked as far as it
             return one.seen
     own, case.bench.tally = case.bench.tally, Tally()
     try:
-        found, reach = traced(built.module, run, BATCH, limit), case.bench.tally.reach
+        found, reach = traced(built.module, run, batch, limit), case.bench.tally.reach
     finally:
         own.note_effort_of(case.bench.tally)
         case.bench.tally = own

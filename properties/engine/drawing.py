@@ -15,7 +15,7 @@ from veriformer.properties.engine.draws import Draws, RandomDraws
 from veriformer.properties.engine.searching.costs import effort_of
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.subject.inputs import has_ordinary_inputs
-from veriformer.properties.subject.palette import LONG, MOST_SAMPLES, colliding_lengths
+from veriformer.properties.subject.palette import CROWD, CROWDED, LONG, MOST_SAMPLES, colliding_lengths
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -89,10 +89,14 @@ class Drawing:
         return min(limit, effort_of(self.bench).tokens or limit)
 
     def batch(self, low: int = 1, high: int = 3) -> int:
-        """Draw a number of samples, low..high: up to `MOST_SAMPLES` of a wide model, the fewest of a long sequence."""
+        """Draw a number of samples, low..high: up to `MOST_SAMPLES` of a wide model, the fewest of a long sequence.
+
+        Up to `CROWD` where the case is one of many samples.
+        """
         self.config()
         if self.reaches:
-            high = low if self.choices.get("reach") == LONG else max(high, MOST_SAMPLES)
+            most = CROWD if self.choices.get("reach") == CROWDED else MOST_SAMPLES
+            high = low if self.choices.get("reach") == LONG else max(high, most)
         return self.integer("B", low, high) if low < high else low
 
     def config(self) -> DrawnConfig:

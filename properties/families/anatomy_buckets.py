@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention, followed
-from veriformer.properties.anatomy.flow import Flow
+from veriformer.properties.anatomy.flow import Flow, is_far
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.reference.position_bias import t5_bucket
+
+_SOLVED = 64
+"""Positions up to which the numbers of the buckets are solved for; of more, they are averaged."""
 
 
 def buckets_are_those_of_t5(case: Case, flowing: Flow) -> None:
@@ -37,6 +40,19 @@ def buckets_are_those_of_t5(case: Case, flowing: Flow) -> None:
             tolerance=1e3 * flowing.limit,
             cause=lambda a=attention, b=both, p=place: _words(a, count, far, b, p, flowing.limit),  # type: ignore[misc]
         )
+        if not is_far(case) or not flowing.built.is_fresh:
+            continue  # of weights that were given two may be equal
+        alike = case.apply(alike_distances, flowing.seen, flowing.length, flowing.other, number, count, far, both)
+        near, wide = (int(n) for n in alike)
+        case.require(
+            (alike == 0).all(),
+            f"distances {near:+} and {wide:+} (key less query) have one bias in {place}, and not one bucket of T5",
+            got=f"one number a head for distances {near:+} and {wide:+}",
+            expected=f"another one in each of {count} buckets, up to distance {far}",
+            cause=lambda n=near, w=wide, p=place: (  # type: ignore[misc]
+                f"in {p} distance {w:+} is the first that falls into the bucket of another, that of distance {n:+}"
+            ),
+        )
 
 
 def _own(seen: Traced, length: int, other: int) -> list[Attention]:
@@ -48,11 +64,43 @@ def bucket_misfit(seen: Traced, length: int, other: int, number: int, count: int
     return torch.tensor(_misfit(_own(seen, length, other)[number], count, far, both))
 
 
+def alike_distances(seen: Traced, length: int, other: int, number: int, count: int, far: int, both: bool) -> Tensor:
+    """Return two distances, key less query, of different buckets that share their bias, the least; 0 if none do."""
+    attention = _own(seen, length, other)[number]
+    bucket, visible = _buckets(attention.bias.shape[-1], count, far, both), ~attention.hidden[0]
+    numbers, off = _by_bucket(attention, bucket, count)
+    noise = torch.where(visible, off - numbers[:, bucket], 0.0).abs().amax()
+    bound = 8 * noise + 1e-9 * numbers.abs().amax()  # numbers of one bucket differ by twice the noise at most
+    at = torch.arange(len(bucket))
+    distance = at[None, :] - at[:, None]
+    seen_at = {b: distance[visible & (bucket == b)] for b in range(count)}
+    first = {b: int(d[d.abs().argmin()]) for b, d in seen_at.items() if len(d)}
+    same = (numbers[:, :, None] - numbers[:, None, :]).abs().amax(0) <= bound
+    pairs = [sorted((first[a], first[b]), key=abs) for a in first for b in first if b < a and bool(same[a, b])]
+    return torch.tensor(min(pairs, key=lambda p: abs(p[1]), default=[0, 0]))
+
+
+def _buckets(length: int, count: int, far: int, both: bool) -> Tensor:
+    """Return `[T, T]`: the bucket of each key for each query."""
+    at = torch.arange(length)
+    return t5_bucket(at[None, :] - at[:, None], bidirectional=both, num_buckets=count, max_distance=far)
+
+
+def _by_bucket(attention: Attention, bucket: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the mean bias `[H, N]` of each bucket, and the bias `[H, T, T]`, both less that of a token for itself."""
+    off = attention.bias - attention.bias.diagonal(dim1=1, dim2=2)[..., None]
+    share = torch.zeros(bucket.numel(), count, dtype=off.dtype)
+    share[torch.arange(len(share)), bucket.flatten()] = 1.0
+    share *= ~attention.hidden[0].flatten()[:, None]
+    return off.flatten(1) @ share / share.sum(0).clamp(min=1), off
+
+
 def _misfit(attention: Attention, count: int, far: int, both: bool) -> float:
     length = attention.bias.shape[-1]
-    at = torch.arange(length)
-    bucket = t5_bucket(at[None, :] - at[:, None], bidirectional=both, num_buckets=count, max_distance=far)
-    seen = ~attention.hidden[0]
+    bucket, seen = _buckets(length, count, far, both), ~attention.hidden[0]
+    if length > _SOLVED and bool(seen.diagonal().all()):
+        found = _by_bucket(attention, bucket, count)
+        return float(torch.where(seen, found[1] - found[0][:, bucket], 0.0).abs().amax())
     rows, _ = seen.nonzero().T
     share = torch.zeros(int(seen.sum()), count + length, dtype=torch.float64)
     share[torch.arange(len(share)), bucket[seen]] = 1.0

@@ -22,6 +22,7 @@ from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.anatomy_widths import norms_of_a_small_model_stay_norms
 from veriformer.properties.families.norm_axes import none_is_over_another_axis
 from veriformer.properties.formulas.norms import eps_cause, norm_cause
 
@@ -93,17 +94,20 @@ def _told(between: Between) -> str:
     kinds=KINDS,
     unless=(needs_module, needs_fact("norm", "layer", "rms")),
     examples_factor=0.2,
+    goes_wide=True,
 )
 def norms_follow_the_declared_formula(case: Case) -> None:
     """Each is held to the tokens that reach it, and how its eps enters to small ones. Norms over d_head channels, of
     queries and keys, may be others, but over heads, positions or samples nothing is to be normalised (a question, since
     some attention does so by design). In a pre-LN model queries, keys and values pass a norm, all or none of them; what
-    gives the output takes what the last norm gave, where final_norm says so.
+    gives the output takes what the last norm gave, where final_norm says so. What is a norm in a
+    small model is one in a wide one too, of a width that is no whole number of lanes.
     """
     flowing = flow(case)
     none_is_over_another_axis(case, flowing)
     width, kind = flowing.width, str(case.subject.fact("norm"))
     known = _known(flowing.seen, kind, width)
+    norms_of_a_small_model_stay_norms(case, flowing, kind)
     if not known:
         case.does_not_apply("no module of it is known for a norm")
     wrong = case.apply(other_norms, flowing.seen, width, kind)
@@ -117,6 +121,8 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         cause=lambda: f"{odd.place}: {slip}" if slip else f"the formula of {odd.place} is {odd.kind}",
         asks=("norm", "other"),
     )
+    if case.reaches and case.bench.settings.profile == "quick":
+        return  # where norms stand, which costs more, does not go by the width
     placement = case.subject.declares.get("norm_placement")
     if placement == "pre":
         _projections_are_normalised(case, flowing)

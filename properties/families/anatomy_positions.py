@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention, followed, past
 from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
-from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.flow import FAR, Flow, flow, is_far
 from veriformer.properties.anatomy.rotations import (
     BASES,
     base_of,
@@ -32,6 +32,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
 from veriformer.properties.families.anatomy_distance import scores_go_by_distance
+from veriformer.properties.families.anatomy_rows import far_rows_follow
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -55,12 +56,14 @@ _declares_what_enters.rests_on = "positions"  # type: ignore[attr-defined]
     source="Press et al. 2022; Su et al. 2021; Vaswani et al. 2017, sections 3.4 and 3.5.",
     kinds=KINDS,
     unless=(needs_module, _declares_what_enters),
+    farthest=FAR,
     examples_factor=0.2,
     goes_wide=True,
 )
 def positions_are_the_declared_ones(case: Case) -> None:
     """Orders told apart and shifts that change nothing do not show which slopes or frequencies act: they are read off
     the scores, the turned queries and keys, or what enters the first layer; there a declared embedding_scale is, too.
+    Once among many positions: a table that ends, or a distance that is cut, is nowhere in a short sequence.
     """
     flowing, before = flow(case), case.bench.tally.witnesses
     reasons = []
@@ -110,6 +113,8 @@ def factor_of_embeddings(seen: Traced) -> Tensor:
 
 
 def _alibi(case: Case, flowing: Flow) -> None:
+    if is_far(case):  # a steep slope leaves far keys no weight to read a bias off
+        case.reject("far keys may have no weight")
     known = _over_themselves(flowing.seen, flowing.length, flowing.other)
     if not known:
         case.does_not_apply("no attention of a sequence over itself could be followed from its scores to its weights")
@@ -363,6 +368,9 @@ def _learned(case: Case, flowing: Flow) -> None:
     if case.subject.declares.get("position_offset") is None or not case.subject.takes_tokens:
         case.does_not_apply("no position_offset is declared, or it is given embeddings")
     seen = flowing.repeated()
+    if is_far(case):
+        far_rows_follow(case, flowing, seen)
+        return
     known = first_rows(seen, flowing.module, flowing.length, flowing.width)
     if not known:
         case.does_not_apply("no sum was seen by which rows of a table of positions enter")

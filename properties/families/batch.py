@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.hiding import batch_cause
@@ -13,6 +14,8 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
+from veriformer.properties.families.row_gradients import gradients_of_samples_add_up
+from veriformer.properties.subject.palette import CROWDED
 from veriformer.properties.subject.paths import DEFAULT, Path
 
 _COUPLED = excludes_fact("batch_coupled")
@@ -31,14 +34,16 @@ _COUPLED = excludes_fact("batch_coupled")
 )
 def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
     """No operation of a Transformer reduces over the batch. Bits may differ (other kernels for other shapes), so the
-    comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled.
+    comparison is within rounding. Expert capacity couples samples by design: declare batch_coupled. The gradients of
+    the weights add up over the samples, however many there are.
     """
     length, batch = case.length("T"), case.batch(2, 4)
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
     x = stream.draw(batch, length)
     for path in case.paths(masks=("none", "ones")):
         together = stream(x, path=path)
-        row = case.integer("row", 0, batch - 1) if path.mode == "grad" and path.mask == "none" else 0
+        drawn = path.mode == "grad" and path.mask == "none"
+        row = case.integer("row", 0, batch - 1) if drawn else (batch - 1) * case.reaches
         alone = stream(x[row : row + 1], path=path)
         case.close(
             together[row : row + 1],
@@ -46,6 +51,9 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
             f"sample {row} of a batch of {batch} gives other outputs than the same sample alone",
             cause=lambda together=together, path=path: _cause(stream, x, together, path),  # type: ignore[misc]
         )
+    if case.choices.get("reach") == CROWDED:
+        wide = Stream(case, case.built(dtype=judged_dtypes(case.bench)[-1]), side=stream.side)
+        gradients_of_samples_add_up(case, wide, wide.draw(batch, length))
     if not torch.equal(x[0], x[1]):
         case.witness()
 
@@ -106,7 +114,8 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
 )
 def permuting_samples_permutes_outputs(case: Case) -> None:
     """Masks permute along, so that a mask kept in another order than its samples shows."""
-    length, batch = case.length("T", low=2), case.choice("B", (2, 3, 4, 9, 9, 9))
+    length = case.length("T", low=2)
+    batch = case.batch(2, 9) if case.reaches else case.choice("B", (2, 3, 4, 9, 9, 9))
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
     x = stream.draw(batch, length)
     order = case.permutation("order", batch)

@@ -21,7 +21,8 @@ from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.feed_forward_rows import gradients_add_up, inputs_of_many_tokens, many_tokens
+from veriformer.properties.families.feed_forward_rows import inputs_of_many_tokens, many_tokens
+from veriformer.properties.families.row_gradients import gradients_add_up
 from veriformer.properties.formulas.feed_forwards import feed_forward_cause
 from veriformer.reference.counting import feed_forward_parameters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.feed_forward import nearest_reading, read
-from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case, Cause
 
@@ -22,9 +22,6 @@ SHAPES = ((1, 1), (1, 5), (1, 63), (1, 65), (1, 129), (1, 257), (9, 5), (9, 129)
 """Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than some, many."""
 
 _MOST = 1161
-_ADDED, _FEW = 135, 15
-"""Tokens of which gradients are compared: two chunks of 64 and a rest, against fewer than any chunk."""
-
 _EDGES = (0, 62, 64, 128, 511)
 """Tokens about the edges of the usual chunks; the last one is looked at besides."""
 
@@ -59,43 +56,6 @@ def many_tokens(case: Case, built: Built) -> None:
             f"a token gives another output among others than by itself, in {of}",
             cause=lambda batch=batch, count=count: tokens_cause(case, built, x[:count], batch),  # type: ignore[misc]
         )
-
-
-def gradients_add_up(case: Case, built: Built) -> None:
-    """Compare the gradients of the weights for many tokens with the sum of those for a few at a time.
-
-    Two sums over the tokens, one after another or in parts, differ by `rounding_bound` of the sum of what they add,
-    whose size is that of the gradient times the root of its number where signs are random.
-
-    Args:
-        case: of `ffn.position-wise`.
-        built: model.
-    """
-    module = built.module
-    weights = [p for p in module.parameters() if p.requires_grad] if isinstance(module, torch.nn.Module) else []
-    if not weights or (built.dtype != torch.float64 and makes_choices(case.bench, built)):
-        return
-    x = case.normal(_ADDED, built.config.d_model, dtype=built.dtype)
-    probe = case.normal(_ADDED, built.config.d_model, dtype=built.dtype)
-    together = case.apply(_gradients, weights, case.caller(built), x, probe, _ADDED)
-    parts = case.apply(_gradients, weights, case.caller(built), x, probe, _FEW)
-    summing = rounding_bound(built.dtype, _ADDED) * _ADDED**0.5
-    bound = (4 * case.tolerance(built) + summing) * size_of(parts)
-    case.close(
-        together, parts,
-        f"the gradient of the weights for {_ADDED} tokens is not the sum of those for {_FEW} at a time", bound=bound,
-    )  # fmt: skip
-
-
-def _gradients(
-    weights: list[torch.nn.Parameter], call: Callable[[Tensor], Tensor], x: Tensor, probe: Tensor, at_once: int
-) -> Tensor:
-    """Return the gradients by all weights in one row, added up over calls with so many tokens."""
-    total = torch.zeros((), dtype=x.dtype, device=x.device)
-    for part, along in zip(x.split(at_once), probe.split(at_once), strict=True):
-        total = total + (call(part[None]) * along).sum()
-    found = torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([g.flatten() for g in found])
 
 
 def _drawn(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -15,6 +15,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.norm_rows import at_width, every_block_of_channels_counts, sums_do_not_stick
+from veriformer.properties.families.row_gradients import gradients_add_up
 from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.probes.norms import NormModel, is_centred, read_off
 
@@ -148,7 +149,9 @@ def _variance_cause(square: Tensor, width: int, limit: float) -> str | None:
     catches=("NM03",),
 )
 def each_token_by_itself(case: Case) -> None:
-    """Statistics over the batch or over time would leak between samples, and from the future."""
+    """Statistics over the batch or over time would leak between samples, and from the future. The gradients of gain and
+    bias add up over the tokens, however many there are.
+    """
     built = case.built()
     x = _input(case, built)
     before = case.call(built, x)
@@ -160,6 +163,7 @@ def each_token_by_itself(case: Case) -> None:
     case.close(after[same], before[same], "a token's output changed when another token was replaced",
                cause=lambda: _mixed(same, before, after, row))  # fmt: skip
     case.differs(after[~same], before[~same], "a token that was replaced by another kept its output")
+    gradients_add_up(case, built)
     case.witness()
 
 

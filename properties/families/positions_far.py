@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from veriformer.properties.definitions.angles import (
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
-from veriformer.properties.formulas.relative_biases import slope_cause, where_buckets_begin
+from veriformer.properties.formulas.relative_biases import slope_cause
 from veriformer.properties.subject.subject import Subject
-from veriformer.reference.position_bias import alibi_slopes, t5_bucket
+from veriformer.reference.position_bias import alibi_slopes
 
 _WIDE = (64, 128, 96, 256, 512, 1024)
 _ODD = (7, 33, 5, 65, 127, 3, 511)
@@ -207,12 +209,19 @@ def _rotations(case: Case) -> None:
     partial = case.subject.fact("rotary_dim") is not None and case.subject.is_functional
     wide, other = case.choice("wide", _WIDE), case.choice("other", (80, 6, 48, 112, 10, 32))
     for width in (wide, other, 8):
-        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=8192)
-        length = min(budget // config.d_head, 10**6)
+        length = min(budget // width, 10**6) if width > 8 else 10**6
+        longest = _claims(case, length)
+        config = case.config() if partial else sized(case, d_model=2 * width, num_heads=2, max_len=longest)
+        length = length if config.d_head == width else min(budget // config.d_head, 10**6)
         _judge_rotations(case, made(case, config, own), length, near)
     config = case.config() if partial else sized(case, d_model=32, num_heads=2, max_len=8192)
     for counting, built in countings(case, config):
         _judge_rotations(case, built, 8192, near, counting)
+
+
+def _claims(case: Case, length: int) -> int:
+    """Return for how many positions a rotation is built: 8192, or the claimed number up to a length."""
+    return max(8192, min(int(case.subject.fact("max_len", 0)), length))
 
 
 def _judge_rotations(
@@ -225,6 +234,10 @@ def _judge_rotations(
             return
 
 
+_NEAR = 60
+"""Position at which, beside smaller ones, it is told how a rotation pairs channels."""
+
+
 def _pairing(case: Case) -> tuple[str, float] | None:
     """Return the layout and the sign of the rotation at small positions; None where it is neither, or of another base.
 
@@ -232,7 +245,9 @@ def _pairing(case: Case) -> tuple[str, float] | None:
     """
     config = max(case.bench.configs, key=lambda c: c.d_head)
     built = case.bench.pool.get(config, given_dtype(case.bench))
-    at = torch.tensor([1, 2, 5, 60])
+    if config.max_len <= _NEAR and case.subject.build is not None:
+        built = made(case, replace(config, max_len=_NEAR + 1), built.dtype) or built
+    at = torch.tensor([1, 2, 5, _NEAR])
     x = case.normal(1, config.num_heads, len(at), config.d_head, dtype=built.dtype)
     rotated = asked(case, built, x, at.to(x.device))
     if rotated is None:
@@ -308,7 +323,7 @@ def _biases(case: Case) -> None:
     if case.subject.fact("positions") == "t5":
         config = sized(case, d_model=24, num_heads=3, max_len=length)
         length = claimed(case, config, max(length, min(2 * int(case.subject.fact("max_distance", 128)), 1100)))
-        _judge_buckets(case, made(case, config, own), length)
+        buckets_begin_as_published(case, made(case, config, own), length)
     else:
         for heads in (case.choice("heads", _HEADS), case.choice("few", _FEW_HEADS)):
             many = sized(case, d_model=8 * heads, num_heads=heads, max_len=40)
@@ -325,8 +340,8 @@ def _biases(case: Case) -> None:
         if got is not None and exact is not None and got.shape == exact.shape:
             rows = places(length)
             got, exact = got[:, rows], exact[:, rows]
-            settled = torch.stack([_settled(case, torch.arange(length) - int(at)) for at in rows])
-            where = settled.expand_as(got)
+            sure = torch.stack([settled(case, torch.arange(length) - int(at)) for at in rows])
+            where = sure.expand_as(got)
             _same_rows(case, torch.where(where, got, 0), torch.where(where, exact, 0), counting, "the bias is another")
 
 
@@ -358,41 +373,4 @@ def _judge_slopes(case: Case, built: Built | None, length: int, counting: Counti
             else slope_cause(got[:, -1, -2] - got[:, -1, -3], slopes)
         ),
     )
-    case.witness()
-
-
-def _settled(case: Case, relative: Tensor) -> Tensor:
-    """Return where a distance is not at the very end of its bucket: a logarithm of float32 may go either way there."""
-    both = bool(case.subject.fact("bidirectional"))
-    buckets = int(case.subject.fact("num_buckets", 32)) // (2 if both else 1)
-    exact, farthest = buckets // 2, int(case.subject.fact("max_distance", 128))
-    steps = (relative.abs().clamp(min=1).double() / exact).log() / torch.tensor(farthest / exact).double().log()
-    steps = steps * (buckets - exact)
-    return (relative.abs() < exact) | ((steps - steps.round()).abs() > 1e-4)
-
-
-def _judge_buckets(case: Case, built: Built | None, length: int) -> None:
-    """Require that far keys share a bias exactly where they share a bucket, in the last row and in the first."""
-    bias = asked(case, built, length, length)
-    if bias is None or bias.ndim != 3 or bias.shape[1:] != (length, length):
-        return
-    for at in (length - 1, 0):
-        relative = torch.arange(length) - at
-        bucket = t5_bucket(
-            relative,
-            bidirectional=bool(case.subject.fact("bidirectional")),
-            num_buckets=int(case.subject.fact("num_buckets", 32)),
-            max_distance=int(case.subject.fact("max_distance", 128)),
-        )
-        kept = _settled(case, relative)
-        column, settled = bias[:, at, kept].double(), bucket[kept]
-        apart = (column[:, :, None] != column[:, None, :]).any(dim=0) != (settled[:, None] != settled[None, :])
-        said = [int(relative[kept][i]) for i in apart.nonzero()[0]] if bool(apart.any()) else []
-        case.require(
-            ~apart.any(),
-            f"of {length} positions, distances do not share their biases as published",
-            got=f"distances {' and '.join(map(str, said))}",
-            expected="one bias where there is one bucket, and another elsewhere",
-            cause=lambda at=at, bucket=bucket: where_buckets_begin(bias.double(), bucket) if at else None,  # type: ignore[misc]
-        )
     case.witness()

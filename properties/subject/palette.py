@@ -24,21 +24,24 @@ _CANDIDATES = (
 )
 
 
-LONG, WIDE, LARGEST = "long", "wide", "largest"
+LONG, WIDE, LARGEST, CROWDED = "long", "wide", "largest", "many samples"
 OTHER = 6
 """Length of the second of two sequences, where it is not what is varied."""
 MANY = 300
 """Above this length one path is called: a forward costs the square of its length."""
 MOST_SAMPLES = 9
 """Batch of the models that are reached for: one more than those that are taken eight at a time."""
+CROWD = 67
+"""Batch of the case of many samples: whole groups of any power of two to 64 of them, and a rest."""
 FEW = 40
 """That length on a large instance, whose every token costs much."""
 
 _FURTHER = {
-    # the smallest one, made for long sequences; and one with many heads, layers and channels
+    # the smallest one, made for long sequences; and one with many heads, layers and channels: no width is a multiple
+    # of 16, so that what is taken in lanes, blocks or groups leaves a rest
     LONG: replace(_CANDIDATES[0], max_len=1030),
     WIDE: DrawnConfig(
-        d_model=96, num_heads=12, num_key_value_heads=4, num_layers=5, d_ff=160, vocab_size=257, max_len=34
+        d_model=120, num_heads=12, num_key_value_heads=4, num_layers=5, d_ff=170, vocab_size=257, max_len=34
     ),
 }
 
@@ -77,10 +80,11 @@ def further(subject: Subject) -> dict[str, DrawnConfig]:
     """Return the sizes that are reached for beside those that are drawn: a ready-made instance has its own alone."""
     if subject.build is None:
         own = subject.config or DrawnConfig()
-        return {LONG: own, WIDE: own}
+        return {LONG: own, WIDE: own, CROWDED: own}
     smallest, longest = palette(subject)[0], min(subject.fact("max_len", 0), _LONGEST)
     wanted = {LONG: replace(_FURTHER[LONG], max_len=max(_FURTHER[LONG].max_len, longest)), WIDE: _FURTHER[WIDE]}
-    return {name: fitted(config, subject) or smallest for name, config in wanted.items()} | _rows(subject)
+    found = {name: fitted(config, subject) or smallest for name, config in wanted.items()}
+    return found | {CROWDED: smallest} | _rows(subject)
 
 
 def _rows(subject: Subject) -> dict[str, DrawnConfig]:

@@ -119,6 +119,8 @@ def planned(case: Case) -> Iterator[Situation]:
         yield Situation("", 2, 4, 1, 1000 + near, width)
         yield Situation("", 1, 2, 128, 256, 2 * width)
         yield Situation("", 1, 1, 300, 1000 + near, width)
+        # few multiplications, and more pages, rows and blocks in one batch than a byte or 15 bits count
+        yield Situation("33 samples", 33, 2, 3, 523 + near, 16, gradients=True)
 
 
 def _axes(s: Situation) -> tuple[int, int, int]:

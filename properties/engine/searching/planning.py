@@ -61,7 +61,9 @@ def plan_of(bench: Workbench, properties: Iterable[Property]) -> Plan | None:
         if prop.why_not(bench.subject) is not None or prop.costly:
             continue
         seconds += CALLS * short * max(1, round(effort.examples * prop.examples_factor))
-        lengths = planned_lengths(bench, prop.farthest, steps=prop.steps) if prop.farthest else []
+        lengths = (
+            planned_lengths(bench, prop.farthest, steps=prop.steps) if prop.farthest and not prop.goes_wide else []
+        )
         seconds += _FAR_CALLS * sum(seconds_of(bench, n) for n in (lengths if prop.sweeps_lengths else lengths[:1]))
     samples = f", and one sample each of {' '.join(map(str, reversed(far)))}" if far else ""
     told = (

@@ -31,12 +31,23 @@ from veriformer.properties.engine.searching.costs import (
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.subject.claims import claims_of
 from veriformer.properties.subject.inputs import ordinary
-from veriformer.properties.subject.palette import LARGEST, LONG, MOST_SAMPLES, WIDE, colliding_lengths
+from veriformer.properties.subject.palette import (
+    CROWD,
+    CROWDED,
+    LARGEST,
+    LONG,
+    MOST_SAMPLES,
+    WIDE,
+    colliding_lengths,
+)
 
 _SHORTEST = 33
 """One past the longest of the small models."""
 
 _WIDE_LENGTH, _FEW = 7, 2
+
+_COMPARES_SAMPLES = ("batch", "padding")
+"""Families that compare samples among others with the same alone, or in another order: they see many at once."""
 
 _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
@@ -46,18 +57,24 @@ def far_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     """Yield what is fixed of the cases of a property that reach further: the longest first, then the wide ones."""
     if bench.subject.kind not in SEQUENCES:
         return
-    lengths = far_lengths(bench, prop.farthest, steps=prop.steps) if prop.farthest else []
+    farthest = 0 if prop.goes_wide and bench.pool.is_large else prop.farthest  # all numbers of a forward are kept
+    lengths = far_lengths(bench, farthest, steps=prop.steps) if farthest else []
     if prop.sweeps_lengths:
         _tell_left_out(bench, prop, max(lengths, default=0))
     for length in lengths if prop.sweeps_lengths else lengths[:1]:
         # cut before the last one, where tiles of any power of two end: no earlier position may see what begins there
-        yield {"reach": LONG, "T": length, "t": length - 1, "real": length - 1}
+        fixed: dict[str, Any] = {"reach": LONG, "T": length, "t": length - 1, "real": length - 1}
+        yield fixed | ({"seed": 0} if prop.goes_wide else {})
     is_quick = bench.settings.profile == "quick"
     for name in wide_rows(bench, prop):
-        fixed: dict[str, Any] = {"reach": name, "B": MOST_SAMPLES if prop.goes_far or not is_quick else _FEW}
+        fixed = {"reach": name, "B": MOST_SAMPLES if prop.goes_far or not is_quick else _FEW}
         fixed |= {"T": _WIDE_LENGTH} if prop.sweeps_lengths else {}
         fixed |= {"seed": 0} if prop.goes_wide else {}  # one forward, taken apart, serves all of those
         yield fixed | (_one_dtype(bench, name) if is_quick else {})
+    if prop.family in _COMPARES_SAMPLES and not bench.pool.is_large:
+        # an odd length: the numbers of real tokens of samples 2^n apart are other ones
+        few = {"reach": CROWDED, "B": CROWD, "T": _WIDE_LENGTH}
+        yield few | (_one_dtype(bench, CROWDED) if is_quick else {})
 
 
 def _one_dtype(bench: Workbench, name: str) -> dict[str, str]:
@@ -79,7 +96,7 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
     if settings.profile == "quick" and not (prop.sweeps_lengths or prop.goes_wide):
         return []
     ends = [name for name in reaching if name == LARGEST and prop.goes_far]
-    rows = [name for name in reaching if name not in (LONG, WIDE, LARGEST)]
+    rows = [name for name in reaching if name not in (LONG, WIDE, LARGEST, CROWDED)]
     if settings.profile != "thorough" and not (prop.goes_far and settings.profile != "quick"):
         turn = zlib.crc32(prop.id.encode()) + settings.seed
         rows = rows[turn % len(rows) :][:1] if rows and (prop.goes_far or settings.profile != "quick") else []
@@ -153,7 +170,9 @@ def _up_to(longest: int, farthest: int) -> int:
 def _too_long_to_sweep(bench: Workbench) -> list[int]:
     """Return the colliding lengths that are no longer drawn."""
     tokens, sizes = effort_of(bench).tokens, bench.pool.reaching[LONG]
-    return [n for n in colliding_lengths(bench.subject, sizes) if tokens is not None and tokens < n <= sizes.max_len]
+    if tokens is None:
+        return []
+    return [n for n in colliding_lengths(bench.subject, sizes) if tokens < n <= sizes.max_len]
 
 
 def _planned(bench: Workbench, longest: int, steps: bool) -> tuple[list[int], list[int]]:

@@ -31,7 +31,7 @@ from veriformer.properties.engine.searching.dtypes import half_cases, in_turns
 from veriformer.properties.engine.searching.reaching import far_cases, why
 from veriformer.properties.engine.searching.reproducible import alone
 from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError, Violation
-from veriformer.properties.subject.palette import LONG, WIDE, colliding_lengths
+from veriformer.properties.subject.palette import CROWDED, LONG, WIDE, colliding_lengths
 
 SHRINK_EXAMPLES = 200  # cases tried to make a failing one smaller: about a second on a small model
 
@@ -177,15 +177,15 @@ class Search:
 
     def _narrowed(self, found: Found, fixed: Mapping[str, Any]) -> Found:
         """Return the failure at the shortest length, and with the fewest samples, at which it is still there."""
-        told = ""
-        for name, words in (("T", "sequences"), ("B", "batches")):
+        told, sizes = "", (("T", "sequences"), ("B", "batches"))
+        for name, words in reversed(sizes) if fixed["reach"] == CROWDED else sizes:
             if name in fixed:
                 found, works, least = self._least(found, fixed, name)
                 fixed = {**fixed, **_sizes(fixed, name, least)}
                 if not told and least > 2:  # one position, or sample, has nothing to be mixed with
                     at_most = "" if least == works + 1 else "at most "
                     told = f"it begins with {words} of {at_most}{least}: at {works} it is not there"
-        if fixed["reach"] != LONG and not told:
+        if fixed["reach"] not in (LONG, CROWDED) and not told:
             told = f"no small model shows it, this one does ({fixed['reach']})"
         if told and isinstance(found.problem, Violation):
             found.problem.cause = partial(_or_else, found.problem.cause, told)

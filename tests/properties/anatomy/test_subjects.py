@@ -87,7 +87,7 @@ def test_one_forward_serves_all_properties(monkeypatch: pytest.MonkeyPatch) -> N
     calls = []
     monkeypatch.setattr("veriformer.properties.anatomy.flow.traced", lambda *given: calls.append(1) or traced(*given))
     judged(reference(positions="rotary", facts=FACTS))
-    assert len(calls) == 2  # of a small model, and of one of many heads
+    assert len(calls) == 3  # of a small model, of one of many heads, and of one of many positions
 
 
 def described(subject: Subject) -> dict[tuple[str, str], Part]:

@@ -1,0 +1,125 @@
+"""Gradients of weights add up over tokens and samples: a backward that takes rows in blocks takes the last, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.measured import makes_choices
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.rounding import rounding_bound
+from veriformer.properties.diagnosis.lengths import wrong_lengths
+from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.stream import Stream
+
+_SAMPLES = 17
+_ROUNDED = {torch.float64: 1e-3, torch.float32: 1e-2}
+"""Gradients that are off by more of their size are others: float32 inside a model leaves 10^-5, its sums some more."""
+
+_ADDED, _FEW = 555, 37
+"""Tokens: whole blocks of any power of two to 256 and a rest, against fewer than most blocks have."""
+
+
+def gradients_add_up(case: Case, built: Built) -> None:
+    """Compare the gradients of the weights for many tokens with the sum of those for a few at a time.
+
+    Two sums over the tokens, one after another or in parts, differ by `rounding_bound` of the sum of what they add,
+    whose size is that of the gradient times the root of its number where signs are random.
+
+    Args:
+        case: of a subject that takes every token `[B, T, D]` by itself.
+        built: model.
+    """
+    module = built.module
+    named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
+    weights = [p for p in named.values() if p.requires_grad]
+    if not weights or (built.dtype != torch.float64 and makes_choices(case.bench, built)):
+        return
+    x = case.normal(_ADDED, built.config.d_model, dtype=built.dtype)
+    probe = case.normal(_ADDED, built.config.d_model, dtype=built.dtype)
+    together = case.apply(_gradients, weights, case.caller(built), x, probe, _ADDED)
+    parts = case.apply(_gradients, weights, case.caller(built), x, probe, _FEW)
+    summing = rounding_bound(built.dtype, _ADDED) * _ADDED**0.5
+    bound = (4 * case.tolerance(built) + summing) * size_of(parts)
+
+    def cause() -> str | None:
+        off, begin = (together - parts).abs() > bound, 0
+        bad = []
+        for name, p in named.items():
+            if p.requires_grad:
+                bad += [name] * bool(off[begin : begin + p.numel()].any())
+                begin += p.numel()
+        with off_the_record(case):
+            told = wrong_lengths(
+                lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens"
+            )
+        return "; ".join(filter(None, (f"the gradient of {', '.join(bad)} misses some tokens", told)))
+
+    case.close(
+        together, parts,
+        f"the gradient of the weights for {_ADDED} tokens is not the sum of those for {_FEW} at a time", bound=bound,
+        cause=cause,
+    )  # fmt: skip
+
+
+def gradients_of_samples_add_up(case: Case, stream: Stream, x: Tensor) -> None:
+    """Compare the gradients of the weights for a batch with the sum of those for a few samples at a time.
+
+    In the widest dtype, and parameter by parameter: rounding moves a gradient by some units of its own size, or of all,
+    where it is a sum that vanishes (that of a bias of keys does), and tables and softmaxes are of float32 in most
+    models; rows that are left out move it by the root of their share, a tenth and more.
+
+    Args:
+        case: of many samples.
+        stream: model of the widest dtype.
+        x: its inputs.
+    """
+    module = stream.built.module
+    named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
+    named = {name: p for name, p in named.items() if p.requires_grad}
+    if not named or makes_choices(case.bench, stream.built) or stream.built.dtype not in _ROUNDED:
+        return
+    out = stream(x)
+    if not out.requires_grad:
+        return
+    probe = case.normal(*out.shape, dtype=out.dtype)
+    weights, apart = list(named.values()), torch.zeros((), dtype=out.dtype, device=out.device)
+    for part, along in zip(x.split(_SAMPLES), probe.split(_SAMPLES), strict=True):
+        apart = apart + (stream(part) * along).sum()
+    together = torch.autograd.grad((out * probe).sum(), weights, allow_unused=True, materialize_grads=True)
+    parts = torch.autograd.grad(apart, weights, allow_unused=True, materialize_grads=True)
+    unit = _ROUNDED[out.dtype]
+    whole = size_of(torch.cat([g.flatten() for g in parts]))
+    for name, got, expected in zip(named, together, parts, strict=True):
+        case.close(
+            got,
+            expected,
+            f"the gradient of {name} for a batch of {len(x)} is not the sum of those for {_SAMPLES} samples at a time",
+            bound=unit * (size_of(expected) + whole / 10),
+            constants_allowed=True,
+            cause=lambda name=name: f"the backward of {name} leaves samples out",  # type: ignore[misc]
+        )
+
+
+def _is_off(
+    weights: list[torch.nn.Parameter], case: Case, built: Built, x: Tensor, probe: Tensor, bound: float, count: int
+) -> bool:
+    """Whether the gradients for so many tokens are not the sum of those for one at a time."""
+    call = case.caller(built)
+    together = _gradients(weights, call, x[:count], probe[:count], count)
+    return bool(((together - _gradients(weights, call, x[:count], probe[:count], 1)).abs() > bound).any())
+
+
+def _gradients(
+    weights: list[torch.nn.Parameter], call: Callable[[Tensor], Tensor], x: Tensor, probe: Tensor, at_once: int
+) -> Tensor:
+    """Return the gradients by all weights in one row, added up over calls with so many tokens."""
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for part, along in zip(x.split(at_once), probe.split(at_once), strict=True):
+        total = total + (call(part[None]) * along).sum()
+    found = torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([g.flatten() for g in found])
