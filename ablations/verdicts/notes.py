@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from veriformer.ablations.execution.plan import apart
+from veriformer.ablations.execution.plan import FIRST_SEED, apart
 from veriformer.ablations.studies.study import Setting, Study
 from veriformer.ablations.training.own.soundness import soundness
 from veriformer.ablations.trials.own import at_home, parts_of
@@ -44,7 +44,8 @@ def _of_the_code(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str]]
             continue
         trial = study.trial(task, setting, variant, 0)
         if variant is base:
-            for line in _soundness(trial, study.trial(task, setting, variant, 1)):
+            one, other = (study.trial(task, setting, variant, FIRST_SEED + i) for i in range(2))
+            for line in _soundness(one, other):
                 yield line, variant.name
         if why := apart(trial):
             yield f"seeds are trained one by one: {why}", variant.name

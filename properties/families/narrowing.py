@@ -42,6 +42,48 @@ class HalfWatch(TorchDispatchMode):
         return result
 
 
+class CountingWatch(TorchDispatchMode):
+    """Notes the first operation that gives positions in 16 bits of which neighbours have become one number.
+
+    bfloat16 holds whole numbers to 256, float16 to 2,048: from there on a count stands still and jumps by turns.
+
+    Attributes:
+        seen: name of the operation, and the first position that is another's number; "" for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that compiled code need not be kept away."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_half = isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16)
+        if not self.seen and is_half and max(result.shape, default=0) == result.numel() > 257:  # one axis alone
+            counted = result.float().flatten()
+            steps, moved = counted.diff(), float(counted[-1] - counted[0])
+            is_count = bool((counted == counted.round()).all() and ((steps >= 0) & (steps <= 4)).all())
+            if is_count and bool((steps == 0).any()) and abs(moved + 1 - len(counted)) <= 2:
+                first = int((steps == 0).nonzero()[0]) + 1
+                self.seen = f"{func.overloadpacket.__name__} in {str(result.dtype).removeprefix('torch.')}: {first}"
+        return result
+
+
+def counted_in_half(run: Callable[[], object]) -> str:
+    """Return where a forward counts positions in 16 bits until neighbours are one number, "" where it does not.
+
+    Args:
+        run: calls a model of 16 bits on a sequence of more than 257.
+    """
+    with CountingWatch() as watch, torch.no_grad():
+        run()
+    return watch.seen
+
+
 def half_inside(run: Callable[[], object]) -> str:
     """Return the first operation of a forward of float32 that gives numbers of 16 bits, "" where none does.
 

@@ -21,7 +21,7 @@ from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact, needs_module
+from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.dead_parts import dead_part, moved_by, tables_of_no_effect, whole_matrices_learn
@@ -172,7 +172,7 @@ def nothing_is_left_behind(case: Case) -> None:
     kinds=("encoder", "decoder", "encoder_decoder"),
     unless=(
         needs_module,
-        lambda s: None if s.fact("tied") is not None else "the fact 'tied' is not declared",
+        needs_fact("tied"),
         lambda s: None if s.takes_tokens else "there are no token embeddings",
     ),
     examples_factor=0.3,

@@ -20,12 +20,16 @@ from veriformer.properties.engine.calling import Caller, refuses
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.narrowing import half_inside
+from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
+from veriformer.properties.families.narrowing import counted_in_half, half_inside
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.palette import LONG
 from veriformer.properties.subject.paths import Path
 
 _KINDS = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("positions", "position_bias"))
+_COUNTED = 300
+"""Positions, well beyond the 256 that bfloat16 tells apart."""
 LADDER = {"single": (torch.float32,), "half": (torch.bfloat16, torch.float16)}
 
 
@@ -44,9 +48,9 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
     tolerance is measured on the subject by moving weights and inputs by one unit in the last place. A sum over
     hundreds of terms, positions or a softmax in the low precision fall outside. A subject that refuses a dtype is
     right too; where float64 is not its own it is computed from float32. A float32 model that rounds to 16 bits inside
-    does so in float64 as well: that is looked for. With a mask as well, where it takes one: what
-    hides a score must be a number of the dtype. Rotations in half precision stand at positions around 500, where
-    neighbours are one number in bfloat16 and an angle of float32 is still right to 3e-5.
+    does so in float64 as well: that is looked for. With a mask as well, where it takes one: what hides a score must be
+    a number of the dtype. Rotations in half precision stand at positions around 500, where neighbours are one number
+    in bfloat16 and an angle of float32 is still right to 3e-5; and no text of 300 is counted in bfloat16.
     """
     rung = case.choice("ladder", tuple(LADDER))
     if rung == "half" and case.subject.fact("half_precision") is False:
@@ -55,6 +59,8 @@ def fewer_bits_give_the_same_answer(case: Case) -> None:
         _judge(case, dtype)
     if rung == "single" and not case.subject.fact("quantised"):
         _judge_inside(case)
+    if rung == "half" and case.subject.kind in SEQUENCES:
+        _judge_counting(case)
 
 
 def _judge_inside(case: Case) -> None:
@@ -67,6 +73,25 @@ def _judge_inside(case: Case) -> None:
         found, "", "in a model of float32 something is computed in 16 bits", got=found, expected="float32 throughout",
         cause=lambda: f"numbers are rounded to 16 bits on the way: {found}", asks=("quantised", True),
     )  # fmt: skip
+
+
+def _judge_counting(case: Case) -> None:
+    """Hold a long text in bfloat16 to positions that are told apart: small models have too few for that to show."""
+    config = case.bench.pool.reaching[LONG]
+    if min(config.max_len, case.subject.fact("max_len", config.max_len)) < _COUNTED:
+        return
+    low = case.bench.pool.get(config, torch.bfloat16)
+    for side in sides(case.subject):
+        stream = Stream(case, low, side=side)
+        try:
+            found = case.apply(counted_in_half, case.caller(low, *stream.inputs(stream.draw(1, _COUNTED))))
+        except SubjectError:
+            return  # a length or a dtype that it refuses; others say so
+        case.equal(
+            found, "", "in bfloat16 neighbouring positions are one number", got=found, expected="positions told apart",
+            cause=lambda found=found: "positions are counted in the dtype of the model, whose whole numbers end at "
+            f"256: {found} has the number of the one before", asks=("half_precision", False),
+        )  # fmt: skip
 
 
 def _judge(case: Case, dtype: torch.dtype) -> None:

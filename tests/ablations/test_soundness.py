@@ -34,6 +34,11 @@ def drawn(seed: int, step: int) -> tuple[Tensor, Tensor]:
     return x, (x.sum(1) > 0).long()
 
 
+def as_documented(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1000 * seed + step))
+    return x, (x.sum(1) > 0).long()
+
+
 def of_no_seed(seed: int, step: int) -> tuple[Tensor, Tensor]:
     return drawn(3, step)
 
@@ -84,6 +89,7 @@ def trial_of(study: Study, seed: int) -> Trial:
     "task",
     [
         {"data": drawn},
+        {"data": as_documented},
         {"data": global_draws},  # the generators are seeded before it is asked
         {"data": (X, Y)},
         {"data": (X[:80], Y[:80]), "held_out": (X[80:], Y[80:])},

@@ -1,4 +1,4 @@
-"""Faults of a model of float32 that rounds to 16 bits on the way and widens again."""
+"""Faults of a model that rounds to 16 bits on the way: in float32, or where its positions are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Decoder(nn.Module):
         self.q, self.k, self.v = (nn.Linear(c.d_model, c.d_model) for _ in range(3))
 
     def places(self, length: int, like: Tensor) -> Tensor:
-        return torch.arange(length, dtype=like.dtype, device=like.device)
+        return torch.arange(length, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT * q.shape[-1] ** -0.5
@@ -30,8 +30,9 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.table(tokens)
-        steps = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device) / x.shape[-1]
-        x = x + torch.sin(self.places(tokens.shape[1], x)[:, None] * 0.01**steps)
+        places = self.places(tokens.shape[1], x)
+        steps = torch.arange(x.shape[-1], dtype=places.dtype, device=x.device) / x.shape[-1]
+        x = x + torch.sin(places[:, None] * 0.01**steps).to(x.dtype)
         h = self.normed(x)
         scores = self.scores(self.q(h), self.k(h))
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
@@ -89,3 +90,17 @@ def averaged() -> Subject:
             return x * torch.rsqrt(size.to(x.dtype) + 1e-6)
 
     return _decoder(Averaged)
+
+
+@fault(
+    "counted-in-its-dtype",
+    "Positions are counted in the dtype of the model: in bfloat16 neighbours beyond 256 are one number",
+    killed_by=("numerics.precision-ladder",),
+    cause="positions are counted in the dtype of the model",
+)
+def counted_in_its_dtype() -> Subject:
+    class Counted(Decoder):
+        def places(self, length: int, like: Tensor) -> Tensor:
+            return torch.ones(length, dtype=like.dtype, device=like.device).cumsum(0) - 1
+
+    return _decoder(Counted)

@@ -218,7 +218,7 @@ def angles_in_a_byte() -> Subject:
             return super().forward(x, positions.to(torch.uint8).long())
 
     return model(
-        lambda m: setattr(each_attention(m)[1].rotary, "__class__", Byte), architecture="decoder", positions="rotary"
+        lambda m: setattr(each_attention(m)[-1].rotary, "__class__", Byte), architecture="decoder", positions="rotary"
     )
 
 

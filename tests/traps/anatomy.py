@@ -124,9 +124,9 @@ def baddbmm() -> Subject:
     class Added(Attention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
             q, k, v = (p(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for p in (self.q, self.k, self.v))
-            at = torch.arange(x.shape[1], dtype=x.dtype)
-            slopes = torch.tensor([2 ** (-8 * (h + 1) / self.heads) for h in range(self.heads)], dtype=x.dtype)
-            bias = slopes.repeat(len(x))[:, None, None] * at
+            at = torch.arange(x.shape[1], dtype=torch.float64)  # whole numbers end at 256 in bfloat16
+            slopes = torch.tensor([2 ** (-8 * (h + 1) / self.heads) for h in range(self.heads)], dtype=torch.float64)
+            bias = (slopes.repeat(len(x))[:, None, None] * at).to(x.dtype)
             scores = torch.baddbmm(
                 bias.expand(-1, len(at), -1), q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1),
                 beta=1.0, alpha=self.width**-0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -190,14 +191,33 @@ def _part_of_a_model(
     return kind, [f"judged as a {kind}: no position sees another one; --kind layer if it is to attend"]
 
 
+_MASKED = re.compile(r"\bmask_token\w*|\bmask_idx\b|\bmlm\w*|\bmasked_lm\w*|<mask>|\[MASK\]|== *[\w.]*\bMASK\b")
+"""What the code of a masked language model speaks of."""
+
+_CAUSAL = re.compile(r"(?i)causal|tril|triu|autoregress|generate|past|cache")
+"""What the code of a model speaks of that must not see the future."""
+
+
+def _foretells_hidden_tokens(module: nn.Module) -> str:
+    """Return what says in the code of a model that it is one of masked tokens; "" where nothing does."""
+    try:
+        code = inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return ""
+    said = _MASKED.search(code)
+    return said[0] if said and not _CAUSAL.search(code) else ""
+
+
 def _by_what_it_sees(
     sample: nn.Module, sizes: DrawnConfig, wiring: Wiring, x: Tensor, name: str
 ) -> tuple[str, list[str]]:
-    """Tell a decoder from an encoder with logits (BERT): by its name, where every output sees every input."""
+    """Tell a decoder from an encoder with logits (BERT): by its name or code, where every output sees every input."""
     seen = reached_by(lambda v: wiring.call(sample, v), x, (0, T - 1), sizes.vocab_size)
     if seen is None or not bool(seen[0].all()):
         return "decoder", []
     if any(word in name.lower() for word in ("bert", "encoder", "mlm", "masked", "electra")):
         return "encoder", [f"judged as an encoder by its name, {name}: it gives logits and sees the future"]
+    if said := _foretells_hidden_tokens(sample):
+        return "encoder", [f"judged as an encoder by {said!r} in its code: it gives logits and sees the future"]
     return "decoder", ["judged as a decoder, since it gives logits over its vocabulary; --kind encoder if it is to see "
                        "the future"]  # fmt: skip
