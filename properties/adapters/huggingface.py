@@ -146,20 +146,20 @@ def _subject_of_folder(library: ModuleType, folder: str, tasks: Mapping[str, str
     )  # fmt: skip
 
 
-def subject_of_class(model_class: Any) -> Subject:
+def subject_of_class(model_class: Any, kind: str | None = None) -> Subject:
     """Return the subject of a model class: built from small configurations of its own `config_class`."""
     facts = declared_facts(_family(model_class))
     return _described(
-        model_class, _kind_of(model_class), f"hf:{model_class.__name__}", facts,
+        model_class, kind or _kind_of(model_class), f"hf:{model_class.__name__}", facts,
         build=functools.partial(build, model_class, model_class.config_class), domain=DOMAIN,
     )  # fmt: skip
 
 
 def _kind_of(model_class: type) -> str:
-    name = model_class.__name__
-    for suffix, kind in _KIND_OF_SUFFIX:
-        if name.endswith(suffix):
-            return kind
+    for name in (cls.__name__ for cls in model_class.__mro__):  # one's own class is what the library's is
+        for suffix, kind in _KIND_OF_SUFFIX:
+            if name.endswith(suffix):
+                return kind
     return "encoder_decoder" if "decoder_input_ids" in arguments_of(model_class) else "encoder"
 
 
@@ -211,7 +211,7 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
     library = transformers()
     if isinstance(thing, type):
         if issubclass(thing, library.PreTrainedModel):
-            return subject_of_class(thing)
+            return subject_of_class(thing, kind)
         if issubclass(thing, library.PreTrainedConfig):
             return SHIPPED[str(getattr(thing, "model_type", ""))]
         return None

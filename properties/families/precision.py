@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,9 +90,15 @@ def _judge_counting(case: Case) -> None:
             return  # a length or a dtype that it refuses; others say so
         case.equal(
             found, "", "in bfloat16 neighbouring positions are one number", got=found, expected="positions told apart",
-            cause=lambda found=found: "positions are counted in the dtype of the model, whose whole numbers end at "
-            f"256: {found} has the number of the one before", asks=("half_precision", False),
+            cause=partial(_counted_as, found), asks=("half_precision", False),
         )  # fmt: skip
+
+
+def _counted_as(found: str) -> str:
+    return (
+        "positions are counted in the dtype of the model, whose whole numbers end at 256: "
+        f"{found} has the number of the one before"
+    )
 
 
 def _judge(case: Case, dtype: torch.dtype) -> None:

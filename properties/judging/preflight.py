@@ -62,6 +62,12 @@ def preflight(bench: Workbench) -> Preflight:
         return Preflight(error=str(problem))
 
 
+def _as_another(output: torch.Tensor, inputs: Inputs, kind: str) -> str:
+    """Return what to say where one answer a sample comes, not one a position."""
+    is_pooled = kind in ("encoder", "decoder") and output.ndim == 2 and len(output) == len(inputs.tensors[0])
+    return "; what gives [B, classes] is --kind classifier, or Subject(kind='classifier', ...)" if is_pooled else ""
+
+
 def _insist_on_shape(output: torch.Tensor, inputs: Inputs, kind: str) -> None:
     fits = output.ndim == len(inputs.shape) and all(
         want is None or want == got for want, got in zip(inputs.shape, output.shape, strict=True)
@@ -71,7 +77,7 @@ def _insist_on_shape(output: torch.Tensor, inputs: Inputs, kind: str) -> None:
         given = ", ".join(str(list(x.shape)) for x in inputs.tensors)
         raise SubjectError(
             f"forward returned shape {list(output.shape)} for inputs {given or 'of numbers'}; "
-            f"a {kind} returns [{wanted}] here"
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} returns [{wanted}] here{_as_another(output, inputs, kind)}"
         )
     if not (output.is_floating_point() or output.is_complex()):
         raise SubjectError(f"forward returned {output.dtype} where floating point numbers are required")

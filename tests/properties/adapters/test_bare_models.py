@@ -208,3 +208,30 @@ def test_heads_that_a_class_does_not_take_are_not_drawn() -> None:
 def test_a_copy_of_the_table_is_asked_about_in_an_encoder(thing: Any, outcome: str) -> None:
     result = judged(thing, "parameters.tied")
     assert result.outcome == outcome, result.reason
+
+
+class MaskedTokens(nn.Module):
+    """Sees the whole text and gives logits; only its code says that hidden tokens are what it foretells."""
+
+    def __init__(self, vocab_size: int = 20, d_model: int = 16, nhead: int = 2) -> None:
+        super().__init__()
+        self.tokens, self.stack = nn.Embedding(vocab_size, d_model), blocks(d_model, nhead)
+        self.mask_token, self.head = 3, nn.Linear(d_model, vocab_size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids).masked_fill((ids == self.mask_token)[..., None], 0.0)
+        made: Tensor = self.head(self.stack(x))
+        return made
+
+
+class NextTokens(MaskedTokens):
+    """The same, of a model whose causal mask was lost: a defect, whatever else it speaks of."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # causal
+        return super().forward(ids)
+
+
+def test_a_model_of_masked_tokens_is_an_encoder_by_its_code() -> None:
+    assert as_subject(MaskedTokens).kind == "encoder"
+    assert as_subject(NextTokens).kind == "decoder"
+    assert judged(NextTokens, "causality.no-future-influence").outcome == FAIL

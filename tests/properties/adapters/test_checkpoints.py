@@ -14,6 +14,7 @@ import torch
 
 from veriformer.properties import check
 from veriformer.properties.adapters.huggingface_calls import transformers
+from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.adapters.target import TargetError
 from veriformer.properties.targets import load
 
@@ -198,3 +199,11 @@ def test_what_lies_elsewhere_or_is_no_file_is_not_opened(broken: Callable[..., P
         with pytest.raises(TargetError, match=f"{name} is neither a file nor a folder; take it away"):
             load(f"hf:{folder}")
         (folder / name).unlink()
+
+
+def test_a_class_of_ones_own_is_what_the_class_of_the_library_is() -> None:
+    class Pooled(transformers().BertForSequenceClassification):  # type: ignore[misc]
+        pass
+
+    assert as_subject(Pooled).kind == "classifier"
+    assert as_subject(Pooled, kind="encoder").kind == "encoder"
