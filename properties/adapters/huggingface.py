@@ -136,13 +136,13 @@ def _class_for(library: ModuleType, name: str, task: str) -> tuple[Any, Any]:
 def _subject_of_folder(library: ModuleType, folder: str, tasks: Mapping[str, str]) -> Subject:
     """Return the subject of a local checkpoint: the instance that it holds, described as any instance is."""
     model_class = released_class(Path(folder), tasks, lambda name: _class_for(library, name, tasks[name])[1])
-    model = load(model_class, folder)
+    model, notes = load(model_class, folder)
     if tasks[model.config.model_type] != "vision":
-        return replace(_subject_of_instance(model), name=f"hf:{folder}")
+        return replace(_subject_of_instance(model), name=f"hf:{folder}", notes=tuple(notes))
     return Subject(
         kind="encoder", name=f"hf:{folder}", inputs="embeddings", mask_forms=(), module=vision_stack(model),
         config=_sizes_of(model.config), forward=encode_embeddings,
-        declares={"causal": False, "positions": "none", **declared_facts(model.config.model_type)},
+        declares={"causal": False, "positions": "none", **declared_facts(model.config.model_type)}, notes=tuple(notes),
     )  # fmt: skip
 
 

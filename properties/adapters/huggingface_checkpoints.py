@@ -61,8 +61,8 @@ def released_class(folder: Path, known: Collection[str], fallback: Any) -> Any:
     return released or fallback(model_type)
 
 
-def load(model_class: Any, folder: str) -> Any:
-    """Return the model of a checkpoint folder, offline, in the dtype of its weights.
+def load(model_class: Any, folder: str) -> tuple[Any, list[str]]:
+    """Return the model of a checkpoint folder, offline, in the dtype of its weights; and what of the folder it lacks.
 
     Args:
         model_class: a released class.
@@ -88,7 +88,24 @@ def load(model_class: Any, folder: str) -> Any:
         if shows_bars:
             library.utils.logging.enable_progress_bar()
     _insist_on_a_fit(model_class, folder, told)
-    return model
+    return model, _left_out(model_class, folder, told)
+
+
+def _left_out(model_class: Any, folder: str, told: Mapping[str, Any]) -> list[str]:
+    """Return, in a sentence, which weights of a folder belong to no part of what is judged."""
+    unused = sorted(map(str, told.get("unexpected_keys", ())))
+    named = _read_object(Path(folder, "config.json"), Path(folder)).get("architectures") or ()
+    others = [str(n) for n in named if n != model_class.__name__]
+    if not unused and not others:
+        return []
+    weights = f"no part of it takes {_listed(unused)} of its weights" if unused else ""
+        f"{_listed(unused)} of its weights {'is' if len(unused) == 1 else 'are'} in no part of it" if unused else ""
+    )
+    saved = f"it was saved as {_listed(others)}, which is no class of transformers" if others else ""
+    return [
+        f"judged as {model_class.__name__} alone: {' and '.join(filter(None, (saved, weights)))}; for all of it check "
+        "an instance, path/file.py:model"
+    ]
 
 
 def _insist_on_a_fit(model_class: Any, folder: str, told: Mapping[str, Any]) -> None:

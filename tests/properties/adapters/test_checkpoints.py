@@ -207,3 +207,17 @@ def test_a_class_of_ones_own_is_what_the_class_of_the_library_is() -> None:
 
     assert as_subject(Pooled).kind == "classifier"
     assert as_subject(Pooled, kind="encoder").kind == "encoder"
+
+
+def test_what_of_a_folder_is_not_judged_is_said(tmp_path: Path, saved: Path) -> None:
+    library = transformers()
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = library.BertForSequenceClassification(library.BertConfig(vocab_size=61, **small))
+    model.save_pretrained(tmp_path)
+    assert not load(f"hf:{tmp_path}")[0].notes
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertMeanPooled"]}))
+    (note,) = load(f"hf:{tmp_path}")[0].notes
+    assert "judged as BertModel alone: it was saved as BertMeanPooled, which is no class of transformers" in note
+    assert "no part of it takes classifier.bias, classifier.weight of its weights" in note
+    assert not load(f"hf:{saved / 'gpt2'}")[0].notes
