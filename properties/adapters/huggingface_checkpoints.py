@@ -99,8 +99,6 @@ def _left_out(model_class: Any, folder: str, told: Mapping[str, Any]) -> list[st
     if not unused and not others:
         return []
     weights = f"no part of it takes {_listed(unused)} of its weights" if unused else ""
-        f"{_listed(unused)} of its weights {'is' if len(unused) == 1 else 'are'} in no part of it" if unused else ""
-    )
     saved = f"it was saved as {_listed(others)}, which is no class of transformers" if others else ""
     return [
         f"judged as {model_class.__name__} alone: {' and '.join(filter(None, (saved, weights)))}; for all of it check "
