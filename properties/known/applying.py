@@ -8,10 +8,12 @@ from veriformer.properties.known.deviations import Deviation, Deviations
 from veriformer.properties.results.records import (
     BLOCKED,
     DEVIATION,
+    ERROR,
     FAIL,
     NOT_APPLICABLE,
     OPEN,
     PASS,
+    TIMEOUT,
     UNEXPECTED_PASS,
     Report,
     Result,
@@ -19,9 +21,15 @@ from veriformer.properties.results.records import (
 )
 from veriformer.reports.reach import HELD_BACK
 
+_WRONG = (FAIL, ERROR, TIMEOUT)
+
 
 def apply_deviations(report: Report, deviations: Deviations) -> None:
-    """Turn what is declared into DEVIATION, and entries that nothing fits any more into UNEXPECTED_PASS."""
+    """Turn what is declared into DEVIATION, and entries that nothing fits any more into UNEXPECTED_PASS.
+
+    What does not apply to a subject of which something else fails says nothing of an entry: it may be for that failure.
+    """
+    unfit: list[tuple[Deviation, SubjectReport, Result]] = []
     for entry in deviations.entries:
         if not entry.fits(report):
             continue
@@ -39,16 +47,25 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
             if result.outcome == PASS:
                 result.outcome = UNEXPECTED_PASS
                 result.reason = f"declared as a deviation ({entry.reason}) and holds: remove the entry"
-            elif result.outcome == NOT_APPLICABLE and not result.reason.endswith(HELD_BACK):
-                told = (
-                    f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
-                )
-                result.outcome, result.reason = UNEXPECTED_PASS, told
+        unfit += [(entry, s, r) for s, r in _with_subjects(report, entry) if r.outcome == NOT_APPLICABLE]
+    for entry, subject, result in unfit:
+        if _says_why_not(subject, result):
+            told = f"declared as a deviation ({entry.reason}) and does not apply ({result.reason}): remove the entry"
+            result.outcome, result.reason = UNEXPECTED_PASS, told
+
+
+def _says_why_not(subject: SubjectReport, result: Result) -> bool:
+    """Whether a property that does not apply tells that an entry is not needed: nothing else is wrong there."""
+    return not result.reason.endswith(HELD_BACK) and all(r.outcome not in _WRONG for r in subject.results)
+
+
+def _with_subjects(report: Report, entry: Deviation) -> list[tuple[SubjectReport, Result]]:
+    subjects = (s for s in report.subjects if entry.speaks_of(s.name, s.target))
+    return [(s, r) for s in subjects for r in s.results if r.id == entry.property]
 
 
 def _spoken_of(report: Report, entry: Deviation) -> list[Result]:
-    subjects = (s for s in report.subjects if entry.speaks_of(s.name, s.target))
-    return [r for s in subjects for r in s.results if r.id == entry.property]
+    return [result for _, result in _with_subjects(report, entry)]
 
 
 def _release(subject: SubjectReport, prop: str) -> None:
@@ -84,9 +101,13 @@ def stale(report: Report, deviations: Deviations, *, all_subjects: bool = True) 
     for entry in _own(report, deviations):
         if entry in needed:
             continue
-        found = _spoken_of(report, entry)
+        found = _with_subjects(report, entry)
         is_there = any(entry.speaks_of(s.name, s.target) for s in report.subjects)
-        judged = all(map(_has_verdict, found)) if found else all_subjects and not is_there and entry.property in ran
+        judged = (
+            all(_has_verdict(s, r) for s, r in found)
+            if found
+            else all_subjects and not is_there and entry.property in ran
+        )
         unneeded += [entry] * judged
         unknown += not judged
     return unneeded, unknown
@@ -96,7 +117,7 @@ def _own(report: Report, deviations: Deviations) -> Iterable[Deviation]:
     return (entry for entry in deviations.entries if not entry.is_shipped and entry.fits(report))
 
 
-def _has_verdict(result: Result) -> bool:
+def _has_verdict(subject: SubjectReport, result: Result) -> bool:
     if result.outcome == NOT_APPLICABLE:
-        return not result.reason.endswith(HELD_BACK)
+        return _says_why_not(subject, result)
     return result.outcome in (PASS, FAIL, OPEN, UNEXPECTED_PASS)

@@ -152,3 +152,17 @@ def test_a_target_that_cannot_be_loaded_gets_no_entry() -> None:
     judged = report("ERROR")
     judged.results[0].id = LOADS
     assert recorded(judged, "").added == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "becomes", "is_stale"), [("FAIL", "NOT_APPLICABLE", 0), ("PASS", "UNEXPECTED_PASS", 1)]
+)
+def test_what_does_not_apply_for_a_failure_elsewhere_keeps_its_entry(
+    tmp_path: Path, other: str, becomes: str, is_stale: int
+) -> None:
+    judged, known = report("NOT_APPLICABLE"), read_deviations(written(tmp_path, ENTRY))
+    judged.subjects[0].results.append(Result("a.c", "core", other, "a mask was lost"))
+    apply_deviations(judged, known)
+    assert judged.results[0].outcome == becomes
+    unneeded, unknown = stale(judged, known)
+    assert (len(unneeded), unknown) == (is_stale, 1 - is_stale)
