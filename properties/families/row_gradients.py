@@ -36,7 +36,7 @@ def gradients_add_up(case: Case, built: Built) -> None:
     """
     module = built.module
     named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
-    weights = [p for p in named.values() if p.requires_grad]
+    weights = [p for p in named.values() if p.requires_grad and p.numel()]
     if not weights or (built.dtype != torch.float64 and makes_choices(case.bench, built)):
         return
     x = case.normal(_ADDED, built.config.d_model, dtype=built.dtype)
@@ -50,7 +50,7 @@ def gradients_add_up(case: Case, built: Built) -> None:
         off, begin = (together - parts).abs() > bound, 0
         bad = []
         for name, p in named.items():
-            if p.requires_grad:
+            if p.requires_grad and p.numel():
                 bad += [name] * bool(off[begin : begin + p.numel()].any())
                 begin += p.numel()
         with off_the_record(case):
@@ -80,8 +80,8 @@ def gradients_of_samples_add_up(case: Case, stream: Stream, x: Tensor) -> None:
     """
     module = stream.built.module
     named = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
-    named = {name: p for name, p in named.items() if p.requires_grad}
-    if not named or makes_choices(case.bench, stream.built) or stream.built.dtype not in _ROUNDED:
+    named = {name: p for name, p in named.items() if p.requires_grad and p.numel()}
+    if not named or len(x) <= _SAMPLES or makes_choices(case.bench, stream.built) or stream.built.dtype not in _ROUNDED:
         return
     out = stream(x)
     if not out.requires_grad:
