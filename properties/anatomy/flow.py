@@ -96,8 +96,13 @@ class _Kept:
     reach: Mapping[str, list[Any]]
 
 
-def flow(case: Case) -> Flow:
-    """Return a forward of the case's model in the widest dtype that it computes in, on drawn inputs."""
+def flow(case: Case, *, goes_far: bool = True) -> Flow:
+    """Return a forward of the case's model in the widest dtype that it computes in, on drawn inputs.
+
+    Args:
+        case: whose model is called.
+        goes_far: on as many positions as a case of many has; else on few of the same model.
+    """
     built = case.built(dtype=judged_dtypes(case.bench)[-1])
     if not isinstance(built.module, nn.Module):
         case.does_not_apply("it is no torch module")
@@ -108,10 +113,11 @@ def flow(case: Case) -> Flow:
     needed = FEWEST + two
     if longest < needed:
         case.does_not_apply(f"it takes {longest} positions, and {needed} are needed to tell parts by their numbers")
-    batch = FEW if is_far(case) else BATCH
+    is_long = goes_far and is_far(case)
+    batch = FEW if is_long else BATCH
     # a window is seen by what lies beyond it
     wanted = max(LENGTH, (case.subject.declares.get("window") or 0) + 3)
-    length = min(case.length("T", low=FEWEST) if is_far(case) else wanted, longest - two)
+    length = min(case.length("T", low=FEWEST) if is_long else wanted, longest - two)
     tokens = _drawn(case, built, batch, length)
     inputs = (_drawn(case, built, batch, length + 1), tokens) if two else (tokens,)
     limit = _LIMITS[built.dtype]
