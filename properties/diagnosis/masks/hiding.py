@@ -194,8 +194,8 @@ def _some_leak(masked: Masked, seen: list[Attended], wrong: list[int], real: Ten
             "real positions and sees padding: the mask is inverted again on the way through the layers"
         )
     return (
-        f"attention {', '.join(str(c + 1) for c in right)} of {many} gives padded keys no weight, attention {names} "
-        "does: the mask does not reach it"
+        f"the mask does not reach attention {names} of {many}, which weighs padded keys; attention "
+        f"{', '.join(str(c + 1) for c in right)} gives them no weight"
     )
 
 
