@@ -13,14 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class HalfWatch(TorchDispatchMode):
-    """Notes the first operation of a forward of float32 that gives numbers of 16 bits, while it is entered.
-
-    Constants that 16 bits hold exactly (masks of ones and zeros, their fills) are none: they lose nothing. Positions
-    are: as many as fit into a small model are exact, and those of a longer text are not.
+class SeeingWatch(TorchDispatchMode):
+    """Sees every operation while it is entered.
 
     Attributes:
-        seen: name of the operation and dtype; "" for none.
+        seen: what was looked for, in words; "" for nothing.
     """
 
     def __init__(self) -> None:
@@ -31,6 +28,17 @@ class HalfWatch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Say that compiled code need not be kept away."""
         return False
+
+
+class HalfWatch(SeeingWatch):
+    """Notes the first operation of a forward of float32 that gives numbers of 16 bits, while it is entered.
+
+    Constants that 16 bits hold exactly (masks of ones and zeros, their fills) are none: they lose nothing. Positions
+    are: as many as fit into a small model are exact, and those of a longer text are not.
+
+    Attributes:
+        seen: name of the operation and dtype; "" for none.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -42,7 +50,7 @@ class HalfWatch(TorchDispatchMode):
         return result
 
 
-class CountingWatch(TorchDispatchMode):
+class CountingWatch(SeeingWatch):
     """Notes the first operation that gives positions in 16 bits of which neighbours have become one number.
 
     bfloat16 holds whole numbers to 256, float16 to 2,048: from there on a count stands still and jumps by turns.
@@ -50,15 +58,6 @@ class CountingWatch(TorchDispatchMode):
     Attributes:
         seen: name of the operation, and the first position that is another's number; "" for none.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Say that compiled code need not be kept away."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
