@@ -55,7 +55,7 @@ def generate_beside(sample: nn.Module, module: ModuleType | None, size: int, *, 
     """
     refused = ""
     names = {} if module is None else {"user": module}
-    for called, function, skip in _candidates(sample, module):
+    for called, function, skip in candidates(sample, module, _NAMES):
         ways = _ways(function, skip)
         if isinstance(ways, str):
             refused = refused or f"its {called} is not judged: nothing is known of its argument {ways!r}"
@@ -68,15 +68,21 @@ def generate_beside(sample: nn.Module, module: ModuleType | None, size: int, *, 
     return [Offer("generate", "", (refused,))] if refused else []
 
 
-def _candidates(sample: nn.Module, module: ModuleType | None) -> Iterator[tuple[str, Any, int]]:
-    """Yield what generates by its name: the expression, the function, how many arguments come before the tokens."""
+def candidates(sample: nn.Module, module: ModuleType | None, names: str) -> Iterator[tuple[str, Any, int]]:
+    """Yield what generates by its name: the expression, the function, how many arguments come before the tokens.
+
+    Args:
+        sample: whose methods are looked at.
+        module: that holds it, whose functions of a model are looked at too.
+        names: pattern of what they are called.
+    """
     for cls in type(sample).__mro__[: type(sample).__mro__.index(nn.Module)]:
         for name, function in vars(cls).items():
-            if inspect.isfunction(function) and re.fullmatch(_NAMES, name):
+            if inspect.isfunction(function) and re.fullmatch(names, name):
                 yield f"model.{name}", function, 1
     for name, function in vars(module).items() if module is not None else ():
         function = inspect.unwrap(function) if inspect.isfunction(function) else None
-        if function is None or function.__module__ != getattr(module, "__name__", "") or not re.fullmatch(_NAMES, name):
+        if function is None or function.__module__ != getattr(module, "__name__", "") or not re.fullmatch(names, name):
             continue
         first = next(iter(inspect.signature(function).parameters), "")
         if re.fullmatch(_MODELS, first.lower()):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.beside.generating import candidates
 from veriformer.properties.adapters.beside.offers import Offer, tried
 
 _NAMES = r"(greedy_)?(generate|translate|sample|complete|greedy|infer|inference|decode_greedy)(_\w+)?" \
@@ -39,7 +40,7 @@ def translate_beside(sample: nn.Module, module: ModuleType | None, size: int, be
         before: source of what the model is given for `source`.
     """
     refused, names = "", {} if module is None else {"user": module}
-    for called, function, skip in _candidates(sample, module):
+    for called, function, skip in candidates(sample, module, _NAMES):
         given = _given(function, skip)
         if isinstance(given, str):
             refused = refused or f"its {called} is not judged: nothing is known of its argument {given!r}"
@@ -52,18 +53,6 @@ def translate_beside(sample: nn.Module, module: ModuleType | None, size: int, be
         told = called.removeprefix("model.").removeprefix("user.")
         return [Offer("generate", source, (f"its {told}({words}) is judged: the same tokens come out at every call",))]
     return [Offer("generate", "", (refused,))] if refused else []
-
-
-def _candidates(sample: nn.Module, module: ModuleType | None) -> Iterator[tuple[str, Any, int]]:
-    for cls in type(sample).__mro__[: type(sample).__mro__.index(nn.Module)]:
-        for name, function in vars(cls).items():
-            if inspect.isfunction(function) and re.fullmatch(_NAMES, name):
-                yield f"model.{name}", function, 1
-    for name, function in vars(module).items() if module is not None else ():
-        if inspect.isfunction(function) and function.__module__ == module.__name__ and re.fullmatch(_NAMES, name):  # type: ignore[union-attr]
-            first = next(iter(inspect.signature(function).parameters), "")
-            if re.fullmatch(r"model|net|network|m|transformer", first.lower()):
-                yield f"user.{name}", function, 1
 
 
 def _given(function: Any, skip: int) -> Mapping[str, str] | str:
