@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import threading
 import time
@@ -13,12 +14,17 @@ from typing import Any, Protocol
 
 from veriformer.clusters.attempts import Executor
 from veriformer.clusters.safe_path import safe_path_by_environment
+from veriformer.clusters.slurm import Queue
 
 CONNECT_SECONDS = 20.0
 """For a scheduler to answer."""
 
 _FAREWELL_SECONDS = 5.0
 """For workers to hear that a run is over, and for a batch system to cancel what runs."""
+
+
+class UncompletedJobError(Exception):
+    """A job of a batch system ended without a result: its worker died; named as submitit names it."""
 
 
 class ClusterError(Exception):
@@ -151,7 +157,9 @@ def batch_system(name: str, folder: Path, minutes: int = 60, gib: float = 0) -> 
         )
     except (RuntimeError, ValueError, KeyError) as problem:
         raise ClusterError(f"submitit cannot use {name!r} here: {problem}") from None
-    jobs = _Batch(batch)
+    # its loggers write to standard output, where the report goes, each time that Slurm keeps no accounts
+    logging.getLogger("submitit").setLevel(logging.CRITICAL)
+    jobs = _Batch(batch, Queue() if batch.cluster == "slurm" else None)
     try:
         yield jobs
     finally:
@@ -161,8 +169,8 @@ def batch_system(name: str, folder: Path, minutes: int = 60, gib: float = 0) -> 
 class _Batch:
     rounds = 1
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, batch: Any, queue: Queue | None = None) -> None:
+        self._batch, self._queue = batch, queue
         self._stopped = threading.Event()
         self._followers: list[threading.Thread] = []
 
@@ -172,7 +180,8 @@ class _Batch:
             job = self._batch.submit(begun, function, *arguments)
         future.set_running_or_notify_cancel()
         self._followers = [t for t in self._followers if t.is_alive()]
-        self._followers.append(threading.Thread(target=_follow, args=(job, future, self._stopped), daemon=True))
+        followed = (job, future, self._stopped, self._queue)
+        self._followers.append(threading.Thread(target=_follow, args=followed, daemon=True))
         self._followers[-1].start()
         return future
 
@@ -190,15 +199,17 @@ class _Batch:
             follower.join(max(0.0, deadline - time.monotonic()))
 
 
-def _follow(job: Any, future: Future[Any], stopped: threading.Event) -> None:
+def _follow(job: Any, future: Future[Any], stopped: threading.Event, queue: Queue | None = None) -> None:
     """Bring the end of a submitit job to a future; cancel the job when the run stops first."""
-    while not job.done():
+    while not job.done() and not (queue and queue.has_lost(job.job_id)):
         if stopped.wait(0.2):
             job.cancel()
             future.set_exception(CancelledError())
             return
         time.sleep(0)
     try:
+        if not job.done():  # nor would `job.result()` end: it waits for what Slurm's accounts say
+            raise UncompletedJobError(f"job {job.job_id} left the queue without a result")
         future.set_result(job.result())
     except BaseException as problem:
         future.set_exception(problem)

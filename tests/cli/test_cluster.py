@@ -23,7 +23,8 @@ from dask_cluster import DaskCluster
 from veriformer.cli.processes import elsewhere, hosting
 from veriformer.cli.processes.asking import RefusedError
 from veriformer.cli.processes.elsewhere import Elsewhere, PoolElsewhere
-from veriformer.clusters import opening
+from veriformer.clusters import opening, slurm
+from veriformer.clusters.attempts import is_death
 from veriformer.clusters.opening import ClusterError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -128,6 +129,40 @@ def test_submitit_gives_the_same_bytes(veriformer: Run) -> None:
     call = ("mutants", "--only", "SC01", "--only", "SC04", *PATIENT)
     there = veriformer(*call, "--cluster", "submitit:local", "-n", "1", "--out", "there", status=0)
     assert there.stdout == veriformer(*call, "--out", "here", status=0).stdout
+
+
+def test_a_job_that_left_slurms_queue_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, told = tmp_path / "squeue", tmp_path / "told"
+    queue.write_text(f"#!/bin/sh\nexec cat {told}\n")
+    queue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "_ASKED_EVERY", 0.0)
+    asked = slurm.Queue()
+    assert not any(asked.has_lost("7") for _ in range(4)), "the controller did not answer"
+    told.write_text("7\n8\n")
+    assert not any(asked.has_lost("7") for _ in range(4))
+    told.write_text("8\n")
+    assert [asked.has_lost("7") for _ in range(4)] == [False, False, True, True]
+    told.write_text("7\n8\n")
+    assert not asked.has_lost("7"), "begun again"
+
+
+def test_a_job_that_is_lost_ends_as_a_death() -> None:
+    class Waits:
+        job_id = "7"
+
+        def done(self) -> bool:
+            return False
+
+    class Gone(slurm.Queue):
+        def has_lost(self, job: str) -> bool:
+            return True
+
+    future = Future[Any]()
+    opening._follow(Waits(), future, threading.Event(), Gone())
+    problem = future.exception(timeout=0)
+    assert problem is not None
+    assert is_death(problem)
 
 
 def test_workers_without_veriformer_are_told_of(veriformer: Run, scheduler: DaskCluster) -> None:
