@@ -13,6 +13,7 @@ from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.zero_starts import held_at_zero
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
@@ -37,7 +38,8 @@ def all_that_is_trained_moves(case: Case) -> None:
     """Eight steps of 0.001 against the sign of the gradient, which is what Adam does first, in train mode and in the
     dtype that the parameters are built in. Left out is what has no gradient in eval mode either, on the same inputs
     (experts nobody chose). A weight or a norm that asks for no gradient while others do is a question, and so is one
-    that rounding holds still: an optimiser may keep float32 copies.
+    that rounding holds still: an optimiser may keep float32 copies. Of two matrices that are multiplied one may start at
+    zero; where both do neither learns.
     """
     built = _as_it_is_built(case)
     module = built.module
@@ -45,17 +47,24 @@ def all_that_is_trained_moves(case: Case) -> None:
         case.integer("none", 0, 1)
         case.witness()
         return
+    batches = [_batch(case, built) for _ in range(3)]
+    call = case.caller(built)
+    held = case.apply(held_at_zero, call, module, batches, STEPS)
+    case.equal(
+        held, [], f"{len(held)} parameters start at zero and stay there: no gradient reaches them in {STEPS} steps",
+        got=", ".join(held[:4]) + (" ..." if len(held) > 4 else ""), expected="none",
+        cause=lambda: f"{held[0]} and {held[1]} both start at zero, so that neither learns: each lets the gradient of "
+        "the other through",
+    )  # fmt: skip
     frozen = [] if case.subject.fact("frozen") else case.apply(not_trained, module)
     case.equal(
         frozen, [], f"{len(frozen)} weights ask for no gradient, so they are never trained, while others are",
         got=", ".join(frozen[:4]) + (" ..." if len(frozen) > 4 else ""), expected="none", asks=("frozen", True),
     )  # fmt: skip
-    batches = [_batch(case, built) for _ in range(3)]
     output = case.call(built, *batches[0])
     if not output.requires_grad:
         case.does_not_apply("its output has no gradient")
     weight = case.normal(*output.shape, dtype=output.dtype)
-    call = case.caller(built)
     raised, still, unreached = case.apply(train_a_little, call, module, batches, weight, STEPS)
     if unreached:
         raised, still, unreached = case.apply(train_a_little, call, module, batches, weight, 8 * STEPS)
