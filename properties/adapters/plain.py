@@ -131,6 +131,7 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     fixed = _fixed(sample, recipe.sizes) if recipe.sizes else {}
     sizes = replace(sizes, **{name: value for name, (value,) in fixed.items()})
     found, offers = _understood(thing.__name__, kind, sample, sizes, recipe.padding_id)
+    sizes = _at_its_length(thing.__name__, found, sizes, recipe.sizes)
     notes, domain = recipe.notes, dict[str, Any](fixed)
     if not recipe.sizes:
         rates = {m.p for m in sample.modules() if isinstance(m, nn.Dropout)}
@@ -158,6 +159,23 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
         thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
     )
     return offering(replace(subject, notes=(*notes, *subject.notes)), sample, offers)
+
+
+def _at_its_length(name: str, found: Understood, sizes: DrawnConfig, drawn: frozenset[str]) -> DrawnConfig:
+    """Return the sizes with the one length that a model takes.
+
+    Raises:
+        NotCalledError: the length, or the channels, change with the sizes that are drawn.
+    """
+    if not found.own_sizes:
+        return sizes
+    if "max_len" in drawn or (drawn and found.own_sizes["d_model"] != sizes.d_model):
+        raise NotCalledError(
+            f"{name} takes sequences of {found.own_sizes['max_len']} positions alone, which change with its sizes; give "
+            "an instance of it, or write a Subject whose forward lays shorter ones out"
+        )
+    own = replace(sizes, **found.own_sizes) if not drawn else sizes
+    return own if own.d_model % own.num_heads == 0 else replace(own, num_heads=1, num_key_value_heads=1)
 
 
 def _widths_taken(recipe: Recipe, found: Understood) -> tuple[dict[str, tuple[int, ...]], str]:
@@ -210,6 +228,7 @@ def _from_instance(module: nn.Module, kind: str | None) -> Subject:
         raise TypeError(f"{name} takes images, which are no sequence; give its stack instead, or its class")
     if found.counts_from_one:
         config = replace(config, vocab_size=config.vocab_size - 1)
+    config = replace(config, **found.own_sizes)
     return offering(_subject(name, module, found, module=module, config=config), module, offers)
 
 

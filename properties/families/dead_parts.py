@@ -18,7 +18,10 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
 
     Rows that a ReLU holds at zero have no gradient either: of six draws of inputs and values some let them through.
     """
+    given_zeros = given_nothing(case, built)
     for name, parameter in suspects:
+        if name in given_zeros:
+            continue
         gradient = torch.autograd.grad(output.sum(), parameter, retain_graph=True)[0]
         part = dead_part(gradient, output.shape[-1])
         if part is None:
@@ -39,6 +42,31 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
             expected="a part of the output",
             cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
         )
+
+
+def given_nothing(case: Case, built: Built) -> set[str]:
+    """Return the names of the parameters of parts that are given a tensor of zeros alone, as what queries begin with."""
+    if not isinstance(built.module, nn.Module):
+        return set()
+    drawn, found = ordinary(case.subject, built.config, case.generator, built.dtype), set[str]()
+
+    def noting(path: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+            if any(x.ndim > 2 and not bool(x.any()) for x in tensors):
+                found.update(f"{path}.{name}" for name, _ in module.named_parameters(recurse=False))
+
+        return note
+
+    hooks = [m.register_forward_pre_hook(noting(path), with_kwargs=True)
+             for path, m in built.module.named_modules() if path]  # fmt: skip
+    try:
+        with torch.no_grad():
+            case.call(built, *[x.to(case.bench.device) for x in drawn.tensors], *drawn.extras)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def changes(call: Callable[[], Tensor], parameter: Tensor, axis: int, start: int, values: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ def gradients_are_finite(case: Case) -> None:
 def the_gradient_is_the_derivative(case: Case) -> None:
     """Where float64 is genuine: with h = 1e-6 the quotient errs by 1e-12 of the third derivative and 1e-10 of
     rounding. A kink (ReLU, maximum) between x - h v and x + h v shows once in a great while: then another direction
-    is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6.
+    is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6. Where a whole
+    model is given numbers, and the gradient of these alone is wrong, it is a question: their statistics may be detached.
     """
     if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")
@@ -108,6 +109,9 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         if bool(tried[-1][0] < 1e-5):
             break
     error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
+    of_data = not error < 1e-5 and _is_of_data(case, run, leaves, gradients, weight, least)
+    if of_data and case.subject.fact("structure") == "other":
+        case.does_not_apply("statistics of its data are detached: its gradient is that of its parameters alone")
     case.require(
         error < 1e-5,
         "the gradient is not the derivative of the output",
@@ -121,8 +125,32 @@ def the_gradient_is_the_derivative(case: Case) -> None:
             or wrong_gradient(case)
             or _wrong_leaves(case, built, tensors, inputs.extras, leaves, gradients, weight, draw.places)
         ),
+        asks=("structure", "other") if of_data else None,
     )
     case.witness()
+
+
+def _is_of_data(
+    case: Case,
+    run: Callable[[], Tensor],
+    leaves: list[Tensor],
+    gradients: tuple[Tensor | None, ...],
+    weight: Tensor,
+    least: float,
+) -> bool:
+    """Whether only the gradient of data that a whole model is given is wrong: that of the parameters is right."""
+    if case.subject.inputs != "embeddings" or not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+        return False
+    recorder, case.bench.recorder = case.bench.recorder, None  # asked for the words of a failure alone
+    try:
+        generator = torch.Generator().manual_seed(0)
+        moves = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device) for x in leaves]
+        moves = [m if isinstance(x, nn.Parameter) else 0 * m for m, x in zip(moves, leaves, strict=True)]
+        quotient = difference_quotient(run, leaves, moves, weight, 1e-6)
+        claimed = sum(float((g * m).sum()) for g, m in zip(gradients, moves, strict=True) if g is not None)
+    finally:
+        case.bench.recorder = recorder
+    return bool((claimed - quotient).abs() < 1e-5 * quotient.abs().clamp(min=least))
 
 
 def _wrong_leaves(

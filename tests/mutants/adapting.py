@@ -106,4 +106,3 @@ def scores() -> Subject:
             return F.dropout(scores.clamp(min=-1e4), self.rate, self.training).softmax(-1)
 
     return dropping(Early)
-

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from veriformer.properties.adapters.constructing.configurations import Configuration, configurations
+from veriformer.properties.adapters.constructing.configurations import Configuration, configurations, own_configurations
 from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
 from veriformer.properties.adapters.unknown.written import USER, attempt
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -79,15 +79,25 @@ def recipe_of(thing: Any) -> Recipe:
 
 
 def own_recipe(thing: Any) -> Recipe | None:
-    """Return how a class is built at its own sizes, without an argument; None where it needs one."""
+    """Return how a class is built at its own sizes, with what it needs and nothing else; None where that is not known."""
     user, called = reached(thing)
     told = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
-    recipe = Recipe(f"def build(c):\n    return {called}()\n", user, notes=(told,))
-    try:
-        attempt(recipe.source, "build", recipe.names)(DrawnConfig())
-    except Exception:
-        return None
-    return recipe
+    parameters = inspect.signature(thing).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    given, unknown = _given(required)
+    ways = [] if unknown else [_recipe(called, user, _Arguments(given))]
+    if len(required) == 1 and required[0].name.lower() in _CONFIGURES:
+        module, annotated = sys.modules.get(thing.__module__), _type_of(thing, required[0])
+        ways += [replace(ways_of, sizes=frozenset()) for ways_of in (
+            _recipe(called, {**user, **one.names}, _Arguments({required[0].name: one.expression}))
+            for one in own_configurations(thing, annotated, module))]  # fmt: skip
+    for recipe in ways:
+        try:
+            attempt(recipe.source, "build", recipe.names)(DrawnConfig())
+        except Exception:
+            continue
+        return replace(recipe, notes=(told,))
+    return None
 
 
 def reached(thing: Any) -> tuple[dict[str, Any], str]:

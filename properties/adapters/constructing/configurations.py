@@ -72,6 +72,25 @@ def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) 
     yield from _asked_for(thing)
 
 
+def own_configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration]:
+    """Yield the configurations as they are that a module holds for a class: of a class without arguments, by a function.
+
+    Args:
+        thing: class that takes one.
+        annotated: type that it says the argument has; None if it says none.
+        module: of the thing.
+    """
+    there = vars(module) if module is not None else {}
+    classes = [
+        one for one in (*_alternatives(annotated), getattr(thing, "config_class", None)) if isinstance(one, type)
+    ]
+    found = {one.__name__: one for one in classes if there.get(one.__name__) is one}
+    found |= {n: v for n, v in there.items() if _NAMED.fullmatch(n) and getattr(v, "__module__", "") == there["__name__"]
+              and (isinstance(v, type) or inspect.isfunction(v))}  # fmt: skip
+    for name in found:
+        yield Configuration(f"user.{name}()", f"{name}()")
+
+
 def _alternatives(annotated: Any) -> list[Any]:
     return [annotated, *typing.get_args(annotated)]
 

@@ -39,6 +39,7 @@ _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|featu
 """Names that mean d_model where nothing else does, and d_ff beside one that does."""
 
 _PADS = re.compile(r"(\w+_)?pad(ding)?_?(idx|index|id|token|token_id|token_idx)")
+_TURNED = re.compile(r"(n|num|dim|d)_?(rot|rotary|rope)|(rot|rotary|rope)_?(emb_?)?(ndims?|dims?|size|channels)")
 _STARTS = re.compile(r"(\w+_)?(batch_size|bsz)")
 
 _OTHERS: tuple[tuple[str, str], ...] = (
@@ -101,6 +102,8 @@ def expression_for(name: str, size: str | None, default: Any, *, pads: bool, is_
         return "c.vocab_size + 1" if size == "vocab_size" and pads else f"c.{size}"
     if _STARTS.fullmatch(name.lower()):
         return "1024"  # more samples than any property gives at once
+    if _TURNED.fullmatch(name.lower()) and type(default) is int:
+        return "max(2, c.d_head // 4 * 2)"  # a part of the channels of a head, in pairs
     if name.lower() == "device" and not is_required and default is not None:
         return "'cpu'"
     is_picture = re.fullmatch(r"(\w+_)?(img|image|patch)_?(size|h|w|height|width)?", name.lower()) is not None

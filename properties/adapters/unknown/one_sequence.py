@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
 from veriformer.properties.adapters.unknown.frames import of_frames
 from veriformer.properties.adapters.unknown.images import text_with_image, with_its_own_token
+from veriformer.properties.adapters.unknown.laid_out import of_one_length
+from veriformer.properties.adapters.unknown.latents import of_own_queries
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
 from veriformer.properties.adapters.unknown.understanding import (
@@ -34,8 +36,6 @@ from veriformer.properties.adapters.unknown.understanding import (
 )
 from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
-
-_LONGEST = 64  # positions of a window
 
 
 def of_one_sequence(
@@ -73,6 +73,8 @@ def of_one_sequence(
         problems.append((what, TypeError(f"it gave {shape_of(output)}")))
     if kind in (None, "classifier") and (frames := of_frames(sample, arguments)) is not None:
         return frames
+    if kind in (None, "classifier") and (latents := of_own_queries(sample, sizes, arguments)) is not None:
+        return latents
     if (image := image_of(sample)) is not None and (inside := stack_inside(sample, image, sizes.d_model)):
         path, loops = inside
         told = (f"judged is its stack {path} alone, on embeddings: of the rest, which takes images, how "
@@ -82,31 +84,14 @@ def of_one_sequence(
         return Understood("encoder", Wiring(("x",), {"*first": "x"}), "embeddings", (), (told,), part,
                           image=(channels, height, width), enters=f"{path}[0]" if loops else path,
                           declares={"positions": "none", "causal": False})  # fmt: skip
+    if kind in (None, "classifier") and (laid := of_one_length(sample, sizes, arguments)) is not None:
+        return laid
     what, first = problems[0]
-    if lone := _lone_length(sample, sizes, wiring):
-        raise NotCalledError(
-            f"{name} takes sequences of {lone} positions alone (1 to {_LONGEST} were tried), and properties need "
-            "several lengths: give the model that cuts its windows, or write a Subject whose forward does"
-        ) from first
     said = str(first) if str(first).startswith("it gave") else f"raised {type(first).__name__}: {first}"
     shown = f"{'token ids' if what == 'tokens' else what} {given_as(what, sizes)}"
     raise NotCalledError(
         f"{name} was called with {shown} and {said}; say what it is: --kind KIND, or write a Subject"
     ) from first
-
-
-def _lone_length(sample: nn.Module, sizes: DrawnConfig, wiring: Wiring) -> int | None:
-    """Return the one length of embeddings that a module takes, as attention within a window does; None of others."""
-    taken = []
-    for length in range(1, _LONGEST + 1):
-        x = torch.randn(B, length, sizes.d_model, generator=torch.Generator().manual_seed(0))
-        try:
-            output = wiring.call(sample, x)
-        except Exception:
-            continue
-        if isinstance(output, Tensor) and output.shape == x.shape:
-            taken.append(length)
-    return taken[0] if len(taken) == 1 else None
 
 
 def _attempts(sample: nn.Module, sizes: DrawnConfig, kind: str | None) -> Iterator[tuple[str, Tensor]]:

@@ -39,6 +39,7 @@ class Understood:
         counts_from_one: whether token 0 is padding, so that its vocabulary needs a row more than what is drawn.
         one_longer: whether it is given a token more than what is drawn, so that its longest is one more.
         declares: facts that follow from what is judged.
+        own_sizes: sizes that it is called with alone: its one length, and the channels of that.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Understood:
     counts_from_one: bool = False
     one_longer: bool = False
     declares: Mapping[str, Any] = field(default_factory=dict)
+    own_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def embeds(sample: nn.Module) -> bool:

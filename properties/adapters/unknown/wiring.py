@@ -74,21 +74,22 @@ def picks(output: Any, leading: Sequence[int], flat: int) -> list[tuple[str, Ten
         leading: B and T.
         flat: B * T, of outputs whose positions lie in one axis.
     """
-    found = [(where, t) for where, t in _tensors(output) if t.is_floating_point() and t.ndim >= 2]
+    found = [(where, t) for where, t in tensors_in(output) if t.is_floating_point() and t.ndim >= 2]
     fitting = [(w, t) for w, t in found if list(t.shape[:2]) == list(leading) and t.ndim == 3]
     one_axis = [(f"{w}.view(*x.shape[:2], -1)", t) for w, t in found if t.ndim == 2 and t.shape[0] == flat]
     rest = [(w, t) for w, t in found if t.shape[0] == leading[0] and t.ndim in (2, 3)]
     return fitting + one_axis + rest
 
 
-def _tensors(output: Any) -> list[tuple[str, Tensor]]:
+def tensors_in(output: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors in an output, each with the source that takes it."""
     if isinstance(output, Tensor):
         return [("", output)]
     if isinstance(output, Mapping):
         names = sorted(output, key=lambda n: _RANK.get(str(n), 9))
-        return [(f"[{n!r}]{w}", t) for n in names for w, t in _tensors(output[n])]
+        return [(f"[{n!r}]{w}", t) for n in names for w, t in tensors_in(output[n])]
     if isinstance(output, tuple | list) and not hasattr(output, "_fields"):
-        return [(f"[{i}]{w}", t) for i, part in enumerate(output[:4]) for w, t in _tensors(part)]
+        return [(f"[{i}]{w}", t) for i, part in enumerate(output[:4]) for w, t in tensors_in(part)]
     if hasattr(output, "__dict__") or hasattr(output, "_fields"):
         names = getattr(output, "_fields", None) or list(vars(output))
         ranked = sorted((n for n in names if not n.startswith("_")), key=lambda n: _RANK.get(n, 9))
