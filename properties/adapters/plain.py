@@ -171,8 +171,8 @@ def _at_its_length(name: str, found: Understood, sizes: DrawnConfig, drawn: froz
         return sizes
     if "max_len" in drawn or (drawn and found.own_sizes["d_model"] != sizes.d_model):
         raise NotCalledError(
-            f"{name} takes sequences of {found.own_sizes['max_len']} positions alone, which change with its sizes; give "
-            "an instance of it, or write a Subject whose forward lays shorter ones out"
+            f"{name} takes sequences of {found.own_sizes['max_len']} positions alone, which change with its sizes; "
+            "give an instance of it, or write a Subject whose forward lays shorter ones out"
         )
     own = replace(sizes, **found.own_sizes) if not drawn else sizes
     return own if own.d_model % own.num_heads == 0 else replace(own, num_heads=1, num_key_value_heads=1)

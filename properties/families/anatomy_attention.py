@@ -15,6 +15,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.subject.facts import SCALES, attention_scale
 from veriformer.properties.subject.subject import Subject
 
@@ -39,9 +40,11 @@ _NEAR = 1e-3
 def every_head_has_the_scale(case: Case) -> None:
     """The scale is fitted to the weights that really flow, whatever the order of projecting, scaling, biasing and
     masking, and goes back to what the projections gave: scaling queries before or keys after counts as well. A
-    temperature that is a parameter is no constant to be held to, unless one is declared.
+    temperature that is a parameter is no constant to be held to, unless one is declared. What compares samples of two
+    sides by normalised vectors is held to the names of its own temperature.
     """
     flowing = flow(case)
+    similarities_are_even(case, flowing)
     names = [
         (a.place, h, len(a.scale), a.query.shape[-1])
         for a in followed(flowing.seen) for h, s in enumerate(a.scale) if s is not None

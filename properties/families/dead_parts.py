@@ -45,7 +45,7 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
 
 
 def given_nothing(case: Case, built: Built) -> set[str]:
-    """Return the names of the parameters of parts that are given a tensor of zeros alone, as what queries begin with."""
+    """Return the names of the parameters of parts that are given a tensor of zeros, as queries may begin."""
     if not isinstance(built.module, nn.Module):
         return set()
     drawn, found = ordinary(case.subject, built.config, case.generator, built.dtype), set[str]()

@@ -81,7 +81,7 @@ def the_gradient_is_the_derivative(case: Case) -> None:
     """Where float64 is genuine: with h = 1e-6 the quotient errs by 1e-12 of the third derivative and 1e-10 of
     rounding. A kink (ReLU, maximum) between x - h v and x + h v shows once in a great while: then another direction
     is tried with a tenth of the step, and another with a hundredth, whose rounding is still below 1e-6. Where a whole
-    model is given numbers, and the gradient of these alone is wrong, it is a question: their statistics may be detached.
+    model is given numbers, and the gradient of these alone is wrong, it is a question: statistics may be detached.
     """
     if not judges_in_float64(case.bench):
         case.does_not_apply("it does not compute in float64, where a difference quotient means something")

@@ -38,8 +38,8 @@ def all_that_is_trained_moves(case: Case) -> None:
     """Eight steps of 0.001 against the sign of the gradient, which is what Adam does first, in train mode and in the
     dtype that the parameters are built in. Left out is what has no gradient in eval mode either, on the same inputs
     (experts nobody chose). A weight or a norm that asks for no gradient while others do is a question, and so is one
-    that rounding holds still: an optimiser may keep float32 copies. Of two matrices that are multiplied one may start at
-    zero; where both do neither learns.
+    that rounding holds still: an optimiser may keep float32 copies. Of two matrices that are multiplied one may start
+    at zero; where both do neither learns.
     """
     built = _as_it_is_built(case)
     module = built.module

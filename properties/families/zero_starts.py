@@ -1,4 +1,4 @@
-"""Weights that start at zero behind others that do: neither ever gets a gradient; part of `training.parameters-move`."""
+"""Weights that start at zero behind others that do: none of them ever learns; part of `training.parameters-move`."""
 
 from __future__ import annotations
 

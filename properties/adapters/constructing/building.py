@@ -79,7 +79,7 @@ def recipe_of(thing: Any) -> Recipe:
 
 
 def own_recipe(thing: Any) -> Recipe | None:
-    """Return how a class is built at its own sizes, with what it needs and nothing else; None where that is not known."""
+    """Return how a class is built at its own sizes, with what it needs alone; None where that is not known."""
     user, called = reached(thing)
     told = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
     parameters = inspect.signature(thing).parameters.values()

@@ -73,7 +73,7 @@ def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) 
 
 
 def own_configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration]:
-    """Yield the configurations as they are that a module holds for a class: of a class without arguments, by a function.
+    """Yield the configurations for a class as they are, which a module makes without arguments.
 
     Args:
         thing: class that takes one.
@@ -81,13 +81,15 @@ def own_configurations(thing: Any, annotated: Any, module: types.ModuleType | No
         module: of the thing.
     """
     there = vars(module) if module is not None else {}
-    classes = [
-        one for one in (*_alternatives(annotated), getattr(thing, "config_class", None)) if isinstance(one, type)
+    classes = [one for one in (*_alternatives(annotated), getattr(thing, "config_class", None)) if one is not None]
+    names = [name for one in classes if there.get(name := getattr(one, "__name__", "")) is one]
+    names += [
+        name
+        for name, value in there.items()
+        if _NAMED.fullmatch(name) and (isinstance(value, type) or inspect.isfunction(value))
+        if getattr(value, "__module__", "") == there["__name__"]
     ]
-    found = {one.__name__: one for one in classes if there.get(one.__name__) is one}
-    found |= {n: v for n, v in there.items() if _NAMED.fullmatch(n) and getattr(v, "__module__", "") == there["__name__"]
-              and (isinstance(v, type) or inspect.isfunction(v))}  # fmt: skip
-    for name in found:
+    for name in dict.fromkeys(names):
         yield Configuration(f"user.{name}()", f"{name}()")
 
 

@@ -13,8 +13,10 @@ from veriformer.properties.adapters.unknown.understanding import B, T, basis, em
 from veriformer.properties.adapters.unknown.wiring import Wiring, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
-_IMAGES = r"(\w+_)?(images?|imgs?|pixel_values|pixels|pictures?|videos?|visual\w*)(_\w+)?"
-_TEXTS = r"(\w+_)?(captions?|text|tokens|ids|input_ids|words|questions?|x|prompts?)(_\w+)?"
+IMAGES = r"(\w+_)?(images?|imgs?|pixel_values|pixels|pictures?|videos?|visual\w*)(_\w+)?"
+"""Names of arguments that take images."""
+TEXTS = r"(\w+_)?(captions?|text|tokens|ids|input_ids|words|questions?|x|prompts?)(_\w+)?"
+"""Names of arguments that take tokens beside them."""
 
 
 def text_with_image(
@@ -29,8 +31,8 @@ def text_with_image(
     """
     if not embeds(sample):
         return None
-    image = next((a for a in arguments if re.fullmatch(_IMAGES, a.name.lower())), None)
-    text = next((a for a in arguments if a is not image and re.fullmatch(_TEXTS, a.name.lower())), None)
+    image = next((a for a in arguments if re.fullmatch(IMAGES, a.name.lower())), None)
+    text = next((a for a in arguments if a is not image and re.fullmatch(TEXTS, a.name.lower())), None)
     if image is None or text is None or not (image.is_required or text is not arguments[0]):
         return None
     rest = [a for a in arguments if a is not image and a is not text]
@@ -40,7 +42,7 @@ def text_with_image(
         return None
     named = {n: v for n, v in given.items() if not n.startswith("*")}
     x = tokens_of(sizes.vocab_size, B, T)
-    for shape in _shapes(sample):
+    for shape in image_shapes(sample):
         sizes_of_it = ", ".join(map(str, shape))
         source = (
             f"torch.linspace(-1, 1, {shape[0] * shape[1] * shape[2]}, device=x.device)"
@@ -84,7 +86,8 @@ def with_its_own_token(sample: nn.Module, wiring: Wiring, x: Tensor, size: int) 
     return replace(wiring, before=before, pick=f"{wiring.pick}[:, 1:]")
 
 
-def _shapes(sample: nn.Module) -> Iterator[tuple[int, int, int]]:
+def image_shapes(sample: nn.Module) -> Iterator[tuple[int, int, int]]:
+    """Yield the shapes `[C, H, W]` of images that a model may take."""
     channels = next((m.in_channels for m in sample.modules() if isinstance(m, nn.Conv2d)), 3)
     for side in (8, 16, 32, 28, 64, 224):
         yield channels, side, side

@@ -1,4 +1,4 @@
-"""Models with queries of their own: they read a sequence and give as many rows, whatever its length (DETR, Perceiver)."""
+"""Models with queries of their own (DETR, Perceiver): they read a sequence and give as many rows, however long it is."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from veriformer.properties.adapters.unknown.laid_out import of_one_length
 from veriformer.properties.adapters.unknown.latents import of_own_queries
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
+from veriformer.properties.adapters.unknown.towers import of_two_towers
 from veriformer.properties.adapters.unknown.understanding import (
     STACKS,
     B,
@@ -43,6 +44,8 @@ def of_one_sequence(
 ) -> Understood:
     """Find out how a model of one sequence is called; arguments and errors as of `calling.understood`."""
     problems: list[tuple[str, Exception]] = []
+    if kind in (None, "classifier") and (towers := of_two_towers(sample, sizes, arguments)) is not None:
+        return towers
     captioned = text_with_image(sample, sizes, arguments)
     if captioned is not None:
         wiring, arguments, told = captioned
