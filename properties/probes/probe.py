@@ -27,6 +27,7 @@ from veriformer.properties.probes.behaviour import (
 from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probes.limits import longest_sequence
+from veriformer.properties.probes.one_length import lone_length
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
 PROBES: Sequence[Probe] = (
@@ -36,6 +37,7 @@ PROBES: Sequence[Probe] = (
     order_matters,
     observed_scales,
     place_of_norm,
+    lone_length,
     kind_of_norm,
     tied_embeddings,
     padding_sides,

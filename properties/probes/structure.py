@@ -106,6 +106,14 @@ def taken_in(model: nn.Module, width: int, run: Callable[[], object]) -> list[Te
     return seen
 
 
+_QUESTION = Question(
+    "anatomy.residual",
+    "a layer begins with its norm, as pre-LN does, and adds to what that gave, not to what the layer was given: is the "
+    "residual taken behind the norm by mistake?",
+    "norm_placement='post'",
+)
+
+
 def place_of_norm(bench: Workbench) -> Iterator[Finding]:
     """Set all parameters outside the norms to zero on a copy: pre-LN passes its input on, post-LN normalises it."""
     subject = bench.subject
@@ -135,7 +143,9 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
         """Give the layer what no norm gives: embeddings that were just normalised would pass through another one."""
         return tuple(3 * a + 0.5 if i == 0 and isinstance(a, Tensor) else a for i, a in enumerate(args))
 
-    hooks = [layer.register_forward_pre_hook(unlike), layer.register_forward_hook(note)]
+    hooks, began = [layer.register_forward_pre_hook(unlike), layer.register_forward_hook(note)], list[nn.Module]()
+    hooks += [m.register_forward_pre_hook(lambda m, args: began.append(m)) for m in layer.modules()
+              if m is not layer and any(True for _ in m.parameters(recurse=False))]  # fmt: skip
     try:
         stream = Stream(case, built)
         stream(stream.draw(2, 4))
@@ -149,7 +159,8 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
         yield Finding("norm_placement", "pre", "with silent sublayers a layer gives its input")
         yield Finding("residual", True, "with silent sublayers a layer gives its input", told=False)
     elif abs(size_of(made) - 1) < 1e-2 and _correlates(made, given):
-        yield Finding("norm_placement", "post", "with silent sublayers a layer gives its normalised input")
+        asks = _QUESTION if began and is_norm(began[0]) else None
+        yield Finding("norm_placement", "post", "with silent sublayers a layer gives its normalised input", asks=asks)
         yield Finding("residual", True, "with silent sublayers a layer gives its normalised input", told=False)
     elif not bool(made.any()):
         yield Finding("residual", False, "with silent sublayers nothing is left", is_fact=False, told=False)

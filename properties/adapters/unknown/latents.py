@@ -1,4 +1,4 @@
-"""Models with queries of their own (DETR, Perceiver): they read a sequence and give as many rows, however long it is."""
+"""Models with queries of their own (DETR, Perceiver): they give as many rows, however long a sequence is."""
 
 from __future__ import annotations
 
