@@ -66,9 +66,13 @@ def similarity(seen: Traced, shape: tuple[int, ...]) -> Similarity | None:
     if len(shape) != 2:
         return None
     for product in reversed(seen.products):
-        if tuple(product.output.shape) not in (shape, shape[::-1]) or isinstance(product.right, nn.Parameter):
+        sides = (product.left, product.right, product.output)
+        if any(side.ndim == 3 and len(side) > 1 for side in sides) or isinstance(product.right, nn.Parameter):
             continue
-        left, right = product.left.double(), product.right.double().mT
+        left, right, output = (side[0].double() if side.ndim == 3 else side.double() for side in sides)
+        right = right.mT
+        if tuple(output.shape) not in (shape, shape[::-1]):
+            continue
         if left.shape[-1] != right.shape[-1] or min(left.shape[-1], len(left), len(right)) < 2:
             continue
         lengths = left.norm(dim=-1), right.norm(dim=-1)
@@ -76,7 +80,7 @@ def similarity(seen: Traced, shape: tuple[int, ...]) -> Similarity | None:
             continue
         cosines = (left / lengths[0][:, None]) @ (right / lengths[1][:, None]).mT
         spreads = [float((one / one.mean() - 1).abs().max()) for one in lengths]
-        return Similarity(product.output.double(), cosines, (spreads[0], spreads[1]))
+        return Similarity(output, cosines, (spreads[0], spreads[1]))
     return None
 
 

@@ -1,4 +1,4 @@
-"""What models of one length show: whom a cell of a grid sees, and whether a series' own scale comes back in what is given.
+"""What models of one length show: whom a cell of a grid sees, whether a series' own scale comes back in what is given.
 
 Asked of subjects that take numbers and declare their one length, as first contact does for what it lays out itself.
 """
@@ -22,7 +22,7 @@ _SHARE = 0.25
 
 
 def lone_length(bench: Workbench) -> Iterator[Finding]:
-    """Look at a whole sequence of the one length: is each cell among those that it sees, does a constant come back?"""
+    """Look at a whole sequence of the one length: whether a cell sees its neighbours, and a constant comes back."""
     subject = bench.subject
     length = int(subject.fact("max_len", 0))
     if subject.kind != "classifier" or subject.takes_tokens or length < 4 or subject.fact("structure") == "other":
@@ -80,7 +80,7 @@ def strangers(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def factor_of_a_constant(run: Callable[[Tensor], Tensor], x: Tensor) -> float | None:
-    """Return the factor by which a constant that is added to a series comes out, where that is not the same for another.
+    """Return the factor by which a constant that is added to a series comes out, where another series has another.
 
     None where outputs do not go by straight lines with the constant (nothing takes it out, as a normalisation would and
     puts it back), or do not move, or all is linear.

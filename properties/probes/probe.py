@@ -28,6 +28,7 @@ from veriformer.properties.probes.findings import Finding, Probe, Question, a_ca
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probes.limits import longest_sequence
 from veriformer.properties.probes.one_length import lone_length
+from veriformer.properties.probes.said_in_code import ends_of_texts, smaller_starts
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
 PROBES: Sequence[Probe] = (
@@ -38,6 +39,8 @@ PROBES: Sequence[Probe] = (
     observed_scales,
     place_of_norm,
     lone_length,
+    smaller_starts,
+    ends_of_texts,
     kind_of_norm,
     tied_embeddings,
     padding_sides,

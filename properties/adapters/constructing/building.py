@@ -17,7 +17,8 @@ from veriformer.properties.adapters.unknown.written import USER, attempt
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _CONFIGURES = ("config", "cfg", "args", "params", "hparams", "conf", "opt", "options", "settings", "configuration",
-               "configs", "model_args", "model_config", "hyperparameters", "hp", "c", "model_cfg", "h_params")  # fmt: skip
+               "configs", "model_args", "model_config", "hyperparameters", "hp", "c", "model_cfg",
+               "h_params")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Right models that look like the faults of bare ones: adapters, towers of products, queries that begin as zeros."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from veriformer.properties.subject.sizes import DrawnConfig
+from veriformer.properties.subject.subject import Subject
+from veriformer.tests.mutants.adapting import Dropping, adapted
+from veriformer.tests.mutants.towers import Towers
+from veriformer.tests.traps import trap
+
+
+@trap("T-adapter", "Of the two matrices beside a frozen map one starts at zero")
+def adapter() -> Subject:
+    return adapted()
+
+
+@trap("T-dropped-values", "Attention whose products, not its scores, are dropped, behind the softmax")
+def dropped_values() -> Subject:
+    class Late(Dropping):
+        def weigh(self, scores: Tensor) -> Tensor:
+            weights = scores.softmax(-1)
+            return F.dropout(weights, self.rate, self.training) * 1.0
+
+    return Subject(
+        kind="self_attention", build=Late, forward=lambda m, x: m(x), mask_forms=(),
+        declares={"causal": True, "positions": "none"},
+    )  # fmt: skip
+
+
+@trap("T-towers-by-dot", "Two towers that compare raw features, of which neither side is normalised")
+def towers_by_dot() -> Subject:
+    class Dot(Towers):
+        def unit(self, x: Tensor) -> Tensor:
+            return x
+
+        def other_unit(self, x: Tensor) -> Tensor:
+            return x
+
+        def cooled(self, cosines: Tensor) -> Tensor:
+            return cosines * self.temperature  # no cosines
+
+    fixed = torch.tensor([[1, 5, 3, 2], [4, 2, 6, 6]])
+    return Subject(
+        kind="classifier", build=Dot, forward=lambda m, x: m(x, fixed.to(x.device)), mask_forms=(),
+        declares={"positions": "none", "pooling": "mean"},
+    )  # fmt: skip
+
+
+class Reading(nn.Module):
+    """Learned queries, added to what begins as zeros, read a sequence twice, as in a detector's decoder."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.asked = nn.Parameter(torch.randn(3, c.d_model))
+        self.own, self.reads = (nn.MultiheadAttention(c.d_model, c.num_heads, batch_first=True) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(2))
+        self.out = nn.Linear(c.d_model, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.asked.expand(len(x), -1, -1)
+        y = torch.zeros_like(asked)
+        for _ in range(2):
+            q = y + asked
+            y = self.norms[0](y + self.own(q, q, y, need_weights=False)[0])
+            y = self.norms[1](y + self.reads(y + asked, x, x, need_weights=False)[0])
+        return self.out(y).flatten(1)
+
+
+@trap("T-queries-of-zeros", "Queries begin as zeros, so that the values of a first attention are none")
+def queries_of_zeros() -> Subject:
+    return Subject(
+        kind="classifier", build=Reading, forward=lambda m, x: m(x), inputs="embeddings", mask_forms=(),
+        declares={"positions": "none", "structure": "other"},
+    )  # fmt: skip
