@@ -56,17 +56,20 @@ class Reading(nn.Module):
     def __init__(self, c: DrawnConfig) -> None:
         super().__init__()
         self.asked = nn.Parameter(torch.randn(3, c.d_model))
-        self.own, self.reads = (nn.MultiheadAttention(c.d_model, c.num_heads, batch_first=True) for _ in range(2))
+        self.own, self.reads = (
+            nn.ModuleList(nn.MultiheadAttention(c.d_model, c.num_heads, batch_first=True) for _ in range(2))
+            for _ in range(2)
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(2))
         self.out = nn.Linear(c.d_model, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         asked = self.asked.expand(len(x), -1, -1)
         y = torch.zeros_like(asked)
-        for _ in range(2):
+        for own, reads in zip(self.own, self.reads, strict=True):
             q = y + asked
-            y = self.norms[0](y + self.own(q, q, y, need_weights=False)[0])
-            y = self.norms[1](y + self.reads(y + asked, x, x, need_weights=False)[0])
+            y = self.norms[0](y + own(q, q, y, need_weights=False)[0])
+            y = self.norms[1](y + reads(y + asked, x, x, need_weights=False)[0])
         return self.out(y).flatten(1)
 
 

@@ -14,7 +14,7 @@ from veriformer.properties.adapters.unknown.wiring import Wiring, tensors_in
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _LONGEST = 128
-_SIDES = (8, 4, 14, 7, 16, 12, 6, 2, 32)
+_SIDES = (8, 6, 14, 10, 12, 16, 4, 7, 2, 32)
 """Sides of a grid of cells."""
 
 _FEW = 16  # lengths in a row that one stride may take alike

@@ -192,9 +192,11 @@ def test_a_target_with_a_default_is_given() -> None:
     assert judged(Summariser, "loss.of-model").outcome == PASS
 
 
-def test_a_window_of_one_length_is_said_in_one_line() -> None:
-    with pytest.raises(TypeError, match="takes sequences of 6 positions alone"):
-        as_subject(Tile)
+def test_a_window_of_one_length_is_judged_with_shorter_ones_at_its_end() -> None:
+    subject = as_subject(Tile)
+    assert subject.declares["max_len"] == 6
+    assert any("takes 6 positions alone" in note for note in subject.notes)
+    assert judged(Tile, "batch.independence").outcome == PASS
 
 
 def test_heads_that_a_class_does_not_take_are_not_drawn() -> None:
