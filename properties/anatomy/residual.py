@@ -60,7 +60,7 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
         biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
         first = None
         for b in (branch, *turned_rows(branch, total.output), *biased):
-            for x, since in _streams(seen, when, y.numel()):
+            for x, since in _streams(seen, when, y.numel(), place):
                 if (fit := _fit(y, x, b, seen.limit)) is None:
                     continue
                 first = first or fit
@@ -79,14 +79,18 @@ def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:
     return [branch.reshape(other, one, width).transpose(0, 1).reshape(-1)]
 
 
-def _streams(seen: Traced, when: int, size: int) -> Iterator[tuple[Tensor, int]]:
+def _streams(seen: Traced, when: int, size: int, place: str) -> Iterator[tuple[Tensor, int]]:
     """Yield what the stream may be, and since when it is there.
+
+    What a map inside the branch's own module gave is none: an adapter adds to the map that it stands beside.
 
     Values before, and what modules are given, which no operation need have made. A stream times a number may be a value
     of its own: that it is taken once shows by the stream itself.
     """
+    maps: set[int] = seen.once("maps", lambda: {product.when for product in seen.products})
     for value in reversed(seen.values[max(0, when - _BACK) : when]):
-        if value.output.numel() == size:
+        is_beside = place and value.when in maps and value.place.startswith(f"{place}.")
+        if value.output.numel() == size and not is_beside:
             yield _flat(value.output), value.when
     for call in seen.calls:
         if call.since <= when and call.given.numel() == size:

@@ -19,6 +19,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.directions import Directions
 from veriformer.properties.probes.dropouts import DropoutWatch, MaskWatch
+from veriformer.properties.probes.dropped_scale import wrong_factors
 from veriformer.properties.probes.dropped_scores import scores_dropped
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary
@@ -249,8 +250,8 @@ def _scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:
 )
 def every_place_has_the_rate(case: Case) -> None:
     """Seen by intercepting torch's dropout and fused attention. What is dropped of attention is weights: a score that
-    is set to 0 before the softmax hides nothing. A subject whose places differ by design passes one rate to all of
-    them, or is not spoken of.
+    is set to 0 before the softmax hides nothing. What is kept is divided by the share that is, by whatever code. A
+    subject whose places differ by design passes one rate to all of them, or is not spoken of.
     """
     rate = 0.375
     built = _made(case, rate)
@@ -262,6 +263,12 @@ def every_place_has_the_rate(case: Case) -> None:
                got=f"scores of shape {scores[0] if scores else ()}", expected="none", asks=_BY_DESIGN,
                cause=lambda: "in train mode a dropped score is 0 before the softmax, which hides nothing: weights are "
                "what is to be dropped")  # fmt: skip
+    factors = [] if case.subject.fact("structure") == "other" else (
+        case.apply(wrong_factors, built.module, run, rate)
+    )  # fmt: skip
+    case.equal(factors, [], "what a dropout keeps is not divided by the share that it keeps",
+               got=f"times {factors[0] if factors else 1:.4g}", expected=f"times {1 / (1 - rate):.4g}", asks=_BY_DESIGN,
+               cause=lambda: f"what is kept is multiplied by {factors[0]:.4g}, not by 1 / (1 - p)")  # fmt: skip
     _must_hand_on(case, built, _made(case, 0.0, built), inputs)
     training, evaluating = (case.apply(rates_that_act, built.module, mode, run) for mode in (True, False))
     if not training:

@@ -106,3 +106,48 @@ def scores() -> Subject:
             return F.dropout(scores.clamp(min=-1e4), self.rate, self.training).softmax(-1)
 
     return dropping(Early)
+
+
+class Told(nn.Module):
+    """A classifier of tokens whose blocks are dropped from by code of their own."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.rate, self.table = c.dropout, nn.Embedding(c.vocab_size, c.d_model)
+        self.mix = nn.MultiheadAttention(c.d_model, c.num_heads, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(c.d_model), nn.Linear(c.d_model, c.num_classes)
+
+    def kept(self, x: Tensor, ones: Tensor) -> Tensor:
+        return x * ones / (1 - self.rate)
+
+    def drop(self, x: Tensor) -> Tensor:
+        if not self.training or not self.rate:
+            return x
+        return self.kept(x, torch.rand_like(x) >= self.rate)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.drop(self.table(tokens))
+        x = x + self.drop(self.mix(*[self.norm(x)] * 3, need_weights=False)[0])
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+def told(part: type[Told] = Told) -> Subject:
+    return Subject(
+        kind="classifier", build=put_class(part), forward=lambda m, x: m(x), mask_forms=(),
+        declares={"positions": "none", "pooling": "mean"},
+    )  # fmt: skip
+
+
+@fault(
+    "dropout-unscaled-model",
+    "Inside a model what is kept is not divided by the share that is kept",
+    killed_by=("dropout.places",),
+    cause="not by 1 / (1 - p)",
+)
+def unscaled_model() -> Subject:
+    class Plain(Told):
+        def kept(self, x: Tensor, ones: Tensor) -> Tensor:
+            return x.masked_fill(~ones, 0.0)
+
+    return told(Plain)

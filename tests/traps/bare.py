@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
-from veriformer.tests.mutants.adapting import Dropping, adapted
+from veriformer.tests.mutants.adapting import Dropping, adapted, told
 from veriformer.tests.mutants.towers import Towers
 from veriformer.tests.traps import trap
 
@@ -79,3 +79,8 @@ def queries_of_zeros() -> Subject:
         kind="classifier", build=Reading, forward=lambda m, x: m(x), inputs="embeddings", mask_forms=(),
         declares={"positions": "none", "structure": "other"},
     )  # fmt: skip
+
+
+@trap("T-dropout-by-hand", "Dropout written by hand, with a comparison, a product and a quotient")
+def dropout_by_hand() -> Subject:
+    return told()
