@@ -14,7 +14,7 @@ from veriformer.properties.causes.asking import measured_once
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
-from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.probes.dropping.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.layouts import LAYOUTS
 from veriformer.properties.subject.paths import Path

@@ -18,9 +18,9 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.probes.directions import Directions
-from veriformer.properties.probes.dropouts import DropoutWatch, MaskWatch
-from veriformer.properties.probes.dropped_scale import wrong_factors
-from veriformer.properties.probes.dropped_scores import scores_dropped
+from veriformer.properties.probes.dropping.dropouts import DropoutWatch, MaskWatch
+from veriformer.properties.probes.dropping.kept import wrong_factors
+from veriformer.properties.probes.dropping.scores import scores_dropped
 from veriformer.properties.probes.module_parts import drop_paths
 from veriformer.properties.subject.inputs import Inputs, ordinary
 from veriformer.properties.subject.paths import Path

@@ -17,7 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
-from veriformer.properties.probes.dropouts import DropoutWatch
+from veriformer.properties.probes.dropping.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.layouts import LAYOUTS

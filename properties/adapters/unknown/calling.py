@@ -8,8 +8,8 @@ from torch import nn
 
 from veriformer.properties.adapters.masks import masking
 from veriformer.properties.adapters.masks.masks_of_two import with_masks_of_two
+from veriformer.properties.adapters.shapes.images import text_with_image
 from veriformer.properties.adapters.unknown.arguments import arguments_of
-from veriformer.properties.adapters.unknown.images import text_with_image
 from veriformer.properties.adapters.unknown.one_sequence import of_one_sequence
 from veriformer.properties.adapters.unknown.parts import is_loss, loss_of, rotating
 from veriformer.properties.adapters.unknown.two_sequences import (

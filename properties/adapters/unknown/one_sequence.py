@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shapes.frames import of_frames
+from veriformer.properties.adapters.shapes.images import text_with_image, with_its_own_token
+from veriformer.properties.adapters.shapes.laid_out import of_one_length
+from veriformer.properties.adapters.shapes.latents import of_own_queries
+from veriformer.properties.adapters.shapes.towers import of_two_towers
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
-from veriformer.properties.adapters.unknown.frames import of_frames
-from veriformer.properties.adapters.unknown.images import text_with_image, with_its_own_token
-from veriformer.properties.adapters.unknown.laid_out import of_one_length
-from veriformer.properties.adapters.unknown.latents import of_own_queries
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
-from veriformer.properties.adapters.unknown.towers import of_two_towers
 from veriformer.properties.adapters.unknown.understanding import (
     STACKS,
     B,

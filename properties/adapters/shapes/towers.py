@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shapes.images import IMAGES, TEXTS, image_shapes
 from veriformer.properties.adapters.unknown.arguments import Argument
-from veriformer.properties.adapters.unknown.images import IMAGES, TEXTS, image_shapes
 from veriformer.properties.adapters.unknown.understanding import B, T, Understood, basis, embeds, tokens_of, unknown
 from veriformer.properties.adapters.unknown.wiring import Wiring, tensors_in
 from veriformer.properties.subject.sizes import DrawnConfig
