@@ -24,6 +24,7 @@ from veriformer.properties.probes.behaviour import (
     repeats_itself,
     shift_of_labels,
 )
+from veriformer.properties.probes.doubts.class_tokens import class_token
 from veriformer.properties.probes.doubts.one_length import lone_length
 from veriformer.properties.probes.doubts.said_in_code import ends_of_texts, smaller_starts
 from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
@@ -41,6 +42,7 @@ PROBES: Sequence[Probe] = (
     lone_length,
     smaller_starts,
     ends_of_texts,
+    class_token,
     kind_of_norm,
     tied_embeddings,
     padding_sides,
