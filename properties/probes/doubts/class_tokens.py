@@ -45,7 +45,7 @@ def class_token(bench: Workbench) -> Iterator[Finding]:
         f"it has a class token ({names[0]}), and what it gives does not depend on what becomes of that: is another "
         "position read out?"
     )
-    prop = "embedding.patches" if subject.image is not None else "attention.attends"
+    prop = "embedding.patches" if subject.image is not None else "parameters.all-used"
     asks = Question(prop, text, "pooling='other'")
     yield Finding("class token", names[0], "by its name", is_fact=False, told=False, asks=asks)
 

@@ -66,7 +66,7 @@ def strangers(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
     moved = x.repeat(length, 1, 1)
     at = torch.arange(length, device=x.device)
     moved[at, at] = x[0].flip(-1) * 2 + 1
-    apart = (run(moved) - run(x)).view(length, length, -1).abs().amax(-1)  # [changed, seen in]
+    apart = (run(moved) - run(x)).detach().view(length, length, -1).abs().amax(-1)  # [changed, seen in]
     sees = (apart > _NEAR * apart.diagonal().mean()).mT
     sees.fill_diagonal_(False)
     if side * side == length:
@@ -91,7 +91,7 @@ def factor_of_a_constant(run: Callable[[Tensor], Tensor], x: Tensor) -> float | 
     """
     factors = []
     for series in (x, 3 * x):
-        plain, one, two = (run(series + c) for c in (0.0, 1.0, 2.0))
+        plain, one, two = (run(series + c).detach() for c in (0.0, 1.0, 2.0))
         step = one - plain
         size = float(step.abs().amax())
         if not size or float((two - one - step).abs().amax()) > _NEAR * max(size, float(plain.abs().amax())):

@@ -61,7 +61,7 @@ def _initialising(module: object) -> str:
     """Return where code that initialises takes a root of twice the number of layers; "" where none does."""
     if not isinstance(module, nn.Module):
         return ""
-    for cls in dict.fromkeys(type(m) for m in module.modules()):
+    for cls in dict.fromkeys(base for m in module.modules() for base in type(m).__mro__ if base is not object):
         if cls.__module__.startswith("torch."):
             continue
         for name, method in vars(cls).items():
@@ -98,12 +98,12 @@ def ends_of_texts(bench: Workbench) -> Iterator[Finding]:
     text = torch.tensor([[words[0], words[1], end, words[0], words[2]]], device=bench.device)
     other = torch.tensor([[words[0], words[1], end, words[1], words[0]]], device=bench.device)
     with torch.no_grad():
-        one, two = stream(text), stream(other)
+        one, two = stream(text).detach(), stream(other).detach()
     if float((one - two).abs().max()) <= 1e-4 * float(one.abs().max()):
         return
     text_of_it = (
         f"what stands behind the token that it calls {name} ({end}) changes what is pooled, and no mask hides it: is "
         "another token pooled than the end of the text?"
     )
-    asks = Question("attention.attends", text_of_it, "pooling='other'")
+    asks = Question("batch.independence", text_of_it, "pooling='other'")
     yield Finding("end of a text", end, "by its name", is_fact=False, told=False, asks=asks)
