@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.flow import Flow
-from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.anatomy.traced import Traced, storage_of
 from veriformer.properties.engine.case import Case
 
 _EVEN = 1e-3
@@ -44,10 +44,10 @@ def similarities_are_even(case: Case, flowing: Flow) -> None:
     shape = tuple(output.shape) if output is not None else ()
     if case.subject.kind != "classifier" or case.subject.fact("structure") == "other":
         return
-    if similarity(flowing.seen, shape) is None:
+    if similarity(flowing.module, flowing.seen, shape) is None:
         return
     case.require(
-        case.apply(lopsided, flowing.seen, shape) == 0,
+        case.apply(lopsided, flowing.module, flowing.seen, shape) == 0,
         "of what is compared the vectors of one side are normalised and those of the other are not",
         got="vectors of several lengths on one side, of one length on the other",
         expected="unit vectors on both sides, or on neither",
@@ -61,13 +61,17 @@ def similarities_are_even(case: Case, flowing: Flow) -> None:
     )  # fmt: skip
 
 
-def similarity(seen: Traced, shape: tuple[int, ...]) -> Similarity | None:
-    """Return the last product that compares as many samples as the output `[N, M]`, or `[M, N]`, has; or None."""
+def similarity(module: nn.Module, seen: Traced, shape: tuple[int, ...]) -> Similarity | None:
+    """Return the last product that compares as many samples as the output `[N, M]`, or `[M, N]`, has; or None.
+
+    What a parameter is multiplied with is projected, not compared.
+    """
     if len(shape) != 2:
         return None
+    own = {storage_of(p) for p in module.parameters()}
     for product in reversed(seen.products):
         sides = (product.left, product.right, product.output)
-        if any(side.ndim == 3 and len(side) > 1 for side in sides) or isinstance(product.right, nn.Parameter):
+        if any((side.ndim == 3 and len(side) > 1) or storage_of(side) in own for side in sides):
             continue
         left, right, output = (side[0].double() if side.ndim == 3 else side.double() for side in sides)
         right = right.mT
@@ -84,9 +88,9 @@ def similarity(seen: Traced, shape: tuple[int, ...]) -> Similarity | None:
     return None
 
 
-def lopsided(seen: Traced, shape: tuple[int, ...]) -> Tensor:
+def lopsided(module: nn.Module, seen: Traced, shape: tuple[int, ...]) -> Tensor:
     """Return whether one side alone of what is compared is normalised."""
-    found = similarity(seen, shape)
+    found = similarity(module, seen, shape)
     return torch.tensor(int(found is not None and found.is_lopsided))
 
 
@@ -95,7 +99,7 @@ def odd_temperatures(module: nn.Module, seen: Traced, shape: tuple[int, ...]) ->
 
     By the convention of their names a `logit_scale` is a logarithm, and by a `temperature` scores are divided.
     """
-    found = similarity(seen, shape)
+    found = similarity(module, seen, shape)
     if found is None or max(found.spreads) >= _EVEN or seen.output is None:
         return []
     scores = seen.output.double()

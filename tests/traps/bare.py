@@ -84,3 +84,25 @@ def queries_of_zeros() -> Subject:
 @trap("T-dropout-by-hand", "Dropout written by hand, with a comparison, a product and a quotient")
 def dropout_by_hand() -> Subject:
     return told()
+
+
+class Directed(nn.Module):
+    """A classifier of unit vectors, whose classes are directions of several lengths."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.table, self.classes = nn.Embedding(c.vocab_size, c.d_model), nn.Linear(c.d_model, c.num_classes)
+        self.mix = nn.MultiheadAttention(c.d_model, c.num_heads, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        labels: Tensor = self.classes(F.normalize((x + self.mix(x, x, x, need_weights=False)[0]).mean(1), dim=-1))
+        return labels
+
+
+@trap("T-unit-before-classes", "A linear map follows unit vectors, which are compared with nothing")
+def unit_before_classes() -> Subject:
+    return Subject(
+        kind="classifier", build=Directed, forward=lambda m, x: m(x), mask_forms=(),
+        declares={"positions": "none", "pooling": "mean"},
+    )  # fmt: skip
