@@ -263,13 +263,13 @@ def every_place_has_the_rate(case: Case) -> None:
                got=f"scores of shape {scores[0] if scores else ()}", expected="none", asks=_BY_DESIGN,
                cause=lambda: "in train mode a dropped score is 0 before the softmax, which hides nothing: weights are "
                "what is to be dropped")  # fmt: skip
+    _must_hand_on(case, built, _made(case, 0.0, built), inputs)
     factors = [] if case.subject.fact("structure") == "other" else (
         case.apply(wrong_factors, built.module, run, rate)
     )  # fmt: skip
     case.equal(factors, [], "what a dropout keeps is not divided by the share that it keeps",
                got=f"times {factors[0] if factors else 1:.4g}", expected=f"times {1 / (1 - rate):.4g}", asks=_BY_DESIGN,
                cause=lambda: f"what is kept is multiplied by {factors[0]:.4g}, not by 1 / (1 - p)")  # fmt: skip
-    _must_hand_on(case, built, _made(case, 0.0, built), inputs)
     training, evaluating = (case.apply(rates_that_act, built.module, mode, run) for mode in (True, False))
     if not training:
         case.does_not_apply("no torch dropout acts in train mode when it is built with a rate")

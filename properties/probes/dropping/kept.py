@@ -14,7 +14,7 @@ from veriformer.properties.bench.watches import DispatchWatch
 _DRAWS = ("bernoulli", "rand", "rand_like", "uniform", "random", "randint")
 _MASKS = ("mul", "where", "masked_fill")
 _FEWEST = 64  # entries of a mask whose share of ones can be told from another
-_SIGMAS = 5.0
+_SIGMAS = 5.0  # a false alarm in a million masks
 _OFF = 0.2
 """Of a factor: rates are told apart by their masks' shares, factors by what they are."""
 
@@ -23,14 +23,15 @@ class KeptWatch(DispatchWatch):
     """Follows random masks to what they are multiplied with, and on to the factor that is applied behind it.
 
     Attributes:
-        kept: of each mask the share of its ones, their number, and the factor on what is kept.
+        kept: of each mask the share of its ones, its entries, and the factors on what is kept: its own value, and that
+            times each number that follows at once, of which the last may be another scale.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[tuple[float, int, float]] = []
+        self.kept: list[tuple[float, int, list[float]]] = []
         self._random: dict[int, Tensor] = {}  # by id, with the tensors, so that no other ones get their ids
-        self._waiting: dict[int, tuple[Tensor, tuple[float, int, float]]] = {}
+        self._waiting: dict[int, tuple[Tensor, tuple[float, int, list[float]]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.rstrip("_")
@@ -48,19 +49,19 @@ class KeptWatch(DispatchWatch):
                 self._waiting[id(output)] = output, found
         elif waiting and name in ("mul", "div") and (factor := _factor(name, args)) is not None:
             share, count, before = waiting[0]
-            self._waiting[id(output)] = output, (share, count, before * factor)
+            self._waiting[id(output)] = output, (share, count, [*before, before[-1] * factor])
             return output
         self.kept += waiting
         return output
 
 
-def _ones_of(mask: Tensor, *, is_hidden: bool) -> tuple[float, int, float] | None:
+def _ones_of(mask: Tensor, *, is_hidden: bool) -> tuple[float, int, list[float]] | None:
     """Return the share of what a mask keeps, its entries, and their one value; None of what is no mask."""
     plain = (~mask if is_hidden else mask).double() if mask.dtype == torch.bool else mask.double()
     ones = plain[plain != 0]
     if mask.numel() < _FEWEST or not 0 < ones.numel() < mask.numel() or float(ones.max() - ones.min()) > 1e-6:
         return None
-    return ones.numel() / mask.numel(), mask.numel(), float(ones[0])
+    return ones.numel() / mask.numel(), mask.numel(), [float(ones[0])]
 
 
 def _factor(name: str, args: Any) -> float | None:
@@ -89,6 +90,10 @@ def wrong_factors(module: nn.Module, run: Callable[[], object], rate: float) -> 
         finally:
             module.eval()
     keep = 1 - rate
-    own = [factor for share, count, factor in watch.kept
-           if abs(share - keep) < _SIGMAS * (keep * rate / count) ** 0.5]  # fmt: skip
-    return sorted({round(factor, 6) for factor in own if abs(factor * keep - 1) > _OFF})
+    found = set()
+    for share, count, factors in watch.kept:
+        is_of_rate = abs(share - keep) < _SIGMAS * (keep * rate / count) ** 0.5
+        slack = max(_OFF, _SIGMAS * (share * (1 - share) / count) ** 0.5)  # of a mask of another rate, by its own share
+        if is_of_rate and not any(min(abs(f * keep - 1), abs(f * share - 1) - slack + _OFF) <= _OFF for f in factors):
+            found.add(round(factors[-1], 6))
+    return sorted(found)
