@@ -91,11 +91,10 @@ def read_out(model: nn.Module, run: Callable[[], Any]) -> list[bool] | None:
     if not isinstance(output, Tensor) or len(made) != 1 or not output.requires_grad:
         return None
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    (gradient,) = torch.autograd.grad((output * weight).sum(), made[0], allow_unused=True)
-    if gradient is None:
-        return None
+    total = (output * weight).sum()
+    (gradient,) = torch.autograd.grad(total, made[0], allow_unused=True, materialize_grads=True)
     rows: list[bool] = gradient.abs().sum(-1).flatten().ne(0).tolist()
-    return rows
+    return rows if any(rows) else None
 
 
 @contextlib.contextmanager
