@@ -84,7 +84,7 @@ class _Local(nn.Module):
         self.layers = nn.ModuleList(SelfAttention(config) for _ in range(2))
 
     def down(self, dtype: torch.dtype) -> float:
-        return -3e4
+        return torch.finfo(dtype).min
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         at = torch.arange(x.shape[1], device=x.device)
@@ -100,7 +100,7 @@ class _Local(nn.Module):
 
 @fault(
     "half-window-of-padding",
-    "Hidden scores are moved by -1e5, -inf in float16: a token whose window is padding alone is NaN, and in the next "
+    "Hidden scores are moved by -3e38, -inf in float16: a token whose window is padding alone is NaN, and in the next "
     "layer every one beside it",
     killed_by=("padding.content-irrelevant",),
     cause="a query that sees padding alone has no finite score",
@@ -108,7 +108,7 @@ class _Local(nn.Module):
 def window_of_padding() -> Subject:
     class Wrong(_Local):
         def down(self, dtype: torch.dtype) -> float:
-            return -1e5
+            return -3e38
 
     return Subject(
         kind="layer", build=put_class(Wrong), forward=lambda m, x, attention_mask=None: m(x, attention_mask),
