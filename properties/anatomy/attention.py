@@ -174,11 +174,18 @@ def _laid_out(
     found = []
     for is_head_first in (False, True) if len(parts[0]) > seen.batch else (False,):
         w, r, q, k, v = (_by_sample(x, seen.batch, is_head_first) for x in parts)
+        q, k, v = _without_zeros(q, k), _without_zeros(k, q), _without_zeros(v)
         factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
         if over == "queries":
             bias, hidden = bias.mT, hidden.mT
         found.append(Attention(product.place, over, w, q, k, v, hidden, factor, bias, misfit, [], [], [], product.when))
     return found
+
+
+def _without_zeros(x: Tensor, *beside: Tensor) -> Tensor:
+    """Return heads without channels behind the last that is not zero, which a fused kernel's widths are filled with."""
+    used = torch.stack([(y != 0).flatten(0, -2).any(0) for y in (x, *beside)]).any(0)
+    return x[..., : int(used.nonzero().amax()) + 1] if bool(used.any()) else x
 
 
 def _with_sources(seen: Traced, readings: list[Attention], scored: int) -> Attention:

@@ -337,7 +337,8 @@ def mask_axes(bench: Workbench) -> int:
     """Return how a mask of kind attention looks: 4 `[B, 1, T, S]`, 3 `[B, T, S]`, 2 `[T, S]`, 1 `[B, S]`.
 
     The last where padding is the only mask that the subject takes; the others are tried one after another on sizes that
-    all differ. 4 where none of them works, so that what it raises is seen.
+    all differ, with fewer queries than keys and with more: what indexes another axis than it means to may run on one.
+    4 where none of them works, so that what it raises is seen.
     """
     return _kept(bench, ("mask axes",), lambda: _mask_axes(bench))
 
@@ -345,13 +346,16 @@ def mask_axes(bench: Workbench) -> int:
 def _mask_axes(bench: Workbench) -> int:
     if bench.subject.takes_mask("padding") and not bench.subject.takes_mask("pairwise"):
         return 1
+    runs = [{axes for axes in (4, 3, 2) if _runs_with(bench, axes, *lengths)} for lengths in ((4, 5), (5, 3))]
+    return max(runs[0] & runs[1] or runs[0] or {4})
+
+
+def _runs_with(bench: Workbench, axes: int, queries: int, keys: int) -> bool:
     built = bench.pool.get(bench.configs[0], torch.float32)
-    q, k = torch.zeros(2, 3, 4, 8, device=bench.device), torch.zeros(2, 3, 5, 8, device=bench.device)
-    allow = torch.ones(2, 1, 4, 5, dtype=torch.bool, device=bench.device)
-    for axes, mask in ((4, allow), (3, allow[:, 0]), (2, allow[0, 0])):
-        try:
-            if bench.forward(built, q, k, k, attention_mask=mask).shape == q.shape:
-                return axes
-        except SubjectError:
-            continue
-    return 4
+    q, k = (torch.zeros(2, 3, n, 8, device=bench.device) for n in (queries, keys))
+    allow = torch.ones(2, 1, queries, keys, dtype=torch.bool, device=bench.device)
+    mask = {4: allow, 3: allow[:, 0], 2: allow[0, 0]}[axes]
+    try:
+        return bool(bench.forward(built, q, k, k, attention_mask=mask).shape == q.shape)
+    except SubjectError:
+        return False

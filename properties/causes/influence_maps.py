@@ -108,6 +108,12 @@ def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
         return "no output depends on its own input: the diagonal is masked too"
     if bool(missing[allowed].all()):
         return "no output depends on any input"
+    steps = torch.arange(len(allowed))[:, None] - torch.arange(allowed.shape[1])[None]
+    if min(back) > 0 and not bool((missing == allowed & (steps >= min(back))).all()):
+        return (
+            f"no influence from {min(back)} to {max(back)} steps back, for some outputs alone: what is seen depends on "
+            "where in a block of keys a query stands"
+        )
     if min(back) > 0:
         return (
             f"no influence from {min(back)} steps back and more: a window is applied that was not declared "

@@ -116,6 +116,9 @@ def _scale_cause(
     }
     plain = f"{ratio:.4g} times the right one"
     known = [w for value, w in words.items() if abs(seen / value - 1) < _NEAR]
+    filled = round(seen**-2)  # a fused kernel wants even widths, or multiples of eight
+    if not known and d_head < filled <= 2 * d_head + 8 and abs(seen * filled**0.5 - 1) < _NEAR:
+        known = [f"1/sqrt({filled}): that of heads filled up with zeros from {d_head} channels to {filled}"]
     if len(lone) == len(names):
         return f"the measured scale of every head is {known[0] if len(known) == 1 else plain}"
     twice = abs(ratio * d_head**0.5 - 1) < _NEAR or abs(ratio * d_head**0.25 - 1) < _NEAR  # of both, or of one of them

@@ -17,6 +17,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import PER_POSITION, Stream
 from veriformer.properties.engine.violations import InfluenceMap
+from veriformer.properties.families.causality_far import the_window_slides
 from veriformer.properties.families.token_rows import every_token_counts
 from veriformer.properties.probes.influence import by_substitution
 from veriformer.properties.subject.paths import DEFAULT, Path
@@ -328,18 +329,22 @@ def the_first_output_sees_the_first_input_alone(case: Case) -> None:
     level="extended",
     unless=(_CAUSAL, needs_fact("window")),
     sweeps_lengths=True,
-    farthest=0,
     catches=("CM16", "KV08"),
     in_half=True,
 )
 def the_window_has_the_declared_width(case: Case) -> None:
-    """Stated for one layer: N layers reach N (w - 1) steps back. Lengths pass the window by one and by more."""
+    """Stated for one layer: N layers reach N (w - 1) steps back. Lengths pass the window by one and by more; in long
+    sequences, where a backward for each output costs too much, some inputs are replaced.
+    """
     window = int(case.subject.fact("window"))
     stream, length, _ = _start(case, batch=1)
-    if length > MOST_BACKWARDS:
-        case.reject("a backward for each output of a sequence so long costs too much")
-    x = stream.draw(1, length)
     allowed = causal_region(length, window, None, case.subject.fact("sink_tokens", 0))
+    if case.reaches or length > MOST_BACKWARDS:
+        the_window_slides(case, stream, allowed)
+        if length > window:
+            case.witness()
+        return
+    x = stream.draw(1, length)
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         influence = by_substitution(stream, x, None, path) if influence is None else influence.cpu()

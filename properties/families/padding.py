@@ -57,8 +57,24 @@ class _Padded:
 
 
 def _leak_cause(padded: _Padded, path: Path) -> str | None:
-    """Explain a leak of what is hidden: on a plain call, or else by path and place."""
-    return hiding_cause(padded.stream) or _cause(padded, path)
+    """Explain a leak of what is hidden: by numbers that are none, on a plain call, or else by path and place."""
+    return _no_number(padded, path) or hiding_cause(padded.stream) or _cause(padded, path)
+
+
+def _no_number(padded: _Padded, path: Path) -> str | None:
+    """Say that padding makes NaN of real outputs, where the same sequences without padding have none."""
+    stream, x = padded.stream, padded.x
+    with torch.no_grad():
+        hidden = padded.real_outputs(stream(x, padded.mask, path=path))
+        whole = stream(x, torch.ones_like(padded.mask), path=path)
+    if bool(hidden.isfinite().all()) or not bool(whole.isfinite().all()):
+        return None
+    most = x.shape[1] - min(padded.real)
+    return (
+        f"real outputs are NaN beside {most} padded positions, and without padding they are not: a query that sees "
+        "padding alone has no finite score (its mask's constant is -inf, or is so in this dtype), and what it gives is "
+        "read"
+    )
 
 
 def _cause(padded: _Padded, path: Path) -> str | None:

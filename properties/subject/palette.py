@@ -24,7 +24,7 @@ _CANDIDATES = (
 )
 
 
-LONG, WIDE, LARGEST, CROWDED = "long", "wide", "largest", "many samples"
+LONG, WIDE, LARGEST, CROWDED, ODD = "long", "wide", "largest", "many samples", "odd heads"
 OTHER = 6
 """Length of the second of two sequences, where it is not what is varied."""
 MANY = 300
@@ -66,7 +66,7 @@ _ROWS = {
     "heads of 128": DrawnConfig(
         d_model=256, num_heads=2, num_key_value_heads=1, num_layers=1, d_ff=68, vocab_size=513, max_len=34
     ),
-    "odd heads": DrawnConfig(
+    ODD: DrawnConfig(
         d_model=90, num_heads=6, num_key_value_heads=3, num_layers=1, d_ff=110, vocab_size=127, max_len=34
     ),
     "odd width": DrawnConfig(

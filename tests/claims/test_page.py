@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support import expected_conditions
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from veriformer.reports.claims import page
 
@@ -34,6 +35,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.get(written.as_uri())
+    last = (By.ID, f"claim-{ROWS[-1]['number']}")  # a loaded machine lays rows out late
+    WebDriverWait(driver, 60).until(expected_conditions.visibility_of_element_located(last))
     yield driver
     driver.quit()
 

@@ -61,6 +61,32 @@ def base_two() -> Subject:
     return _attention(kernel)
 
 
+@trap(
+    "kernel-sample-loop",
+    "Samples one after another, each with its own mask of queries and keys, cut into blocks of keys",
+)
+def sample_loop() -> Subject:
+    def one(q: Tensor, k: Tensor, v: Tensor, allow: Tensor | None) -> Tensor:
+        blocks = []
+        for start in range(0, k.shape[1], 48):
+            scores = _wide(q) @ _wide(k[:, start : start + 48]).mT * q.shape[-1] ** -0.5
+            shown = None if allow is None else allow[:, start : start + 48]
+            blocks.append(scores if shown is None else scores.masked_fill(~shown, -torch.inf))
+        return torch.cat(blocks, -1).softmax(-1).nan_to_num(0.0) @ _wide(v)
+
+    def forward(
+        m: None, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        flag = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril() if causal else None
+        masks = [None] * len(q) if attention_mask is None else attention_mask.expand(len(q), -1, -1)
+        own = [flag if a is None else a if flag is None else a & flag for a in masks]
+        return torch.stack([one(*x) for x in zip(q, k, v, own, strict=True)]).to(q.dtype)
+
+    return Subject(
+        kind="attention", forward=forward, declares={"empty_row": "zeros", "causal_alignment": "top-left"}
+    )  # fmt: skip
+
+
 @trap("kernel-split-keys", "Keys split in three, partial outputs stored in the inputs' dtype, joined by log-sum-exp")
 def split_keys() -> Subject:
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

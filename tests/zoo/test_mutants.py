@@ -48,6 +48,7 @@ LONGER = {
     "TL-empty-uniform": 62,
     "TL-mask-keys": 62,
     "gradient-second": 78,
+    "reach-window-pages": 71,
     "reach-samples": 68,
 }
 """Faults whose script is longer, each with its bound: directions of many parameters, and bounds of every step.

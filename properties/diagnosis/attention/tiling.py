@@ -113,6 +113,9 @@ def planned(case: Case) -> Iterator[Situation]:
         yield Situation("causal=True", 1, 3, 193 + near, 193 + near, width + 1, causal=True, gradients=True)
         yield Situation("causal=True", 1, 2, 70, 259 + near, width, causal=True, gradients=True)
         yield Situation("causal=True", 1, 2, 150, 70 + near, width, causal=True)
+        if subject.fact("grouped_queries"):  # of three, five: rows of a group that are packed end inside of a tile
+            words = "causal=True, 3 heads to a key-value head"
+            yield Situation(words, 1, 6, 97 + near, 97 + near, width, groups=2, causal=True, gradients=True)
         if masks:
             yield Situation("a mask beside causal=True", 3, 1, 161, 161, width, masked=True, causal=True)
     if free:

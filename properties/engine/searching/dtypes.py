@@ -23,6 +23,9 @@ _LENGTH = 7
 _COLLIDING = 258
 """Positions 256 and 257 are one number in bfloat16, whose numbers have eight bits: the first two that are."""
 
+_MOSTLY_PADDING = 41
+"""Length of a batch in which one sample has two real tokens: a window of some radius holds none of them."""
+
 _CALLS = 12
 """Forwards of a case, about, with those that its tolerance is measured by."""
 
@@ -41,7 +44,8 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     """Yield what is fixed of the cases in half precision, for a property that is judged there too.
 
     Each in bfloat16 and in float16; in quick at the smallest size alone, and in one of the two, by turns, where long
-    sequences are not looked at. And one of a sequence whose positions collide when they are counted in bfloat16.
+    sequences are not looked at. And one of a sequence whose positions collide when they are counted in bfloat16, and
+    one that is padding but for two tokens.
     """
     subject, settings = bench.subject, bench.settings
     if bench.pool.is_large:  # a copy in each; numerics.precision-ladder makes them
@@ -66,3 +70,8 @@ def half_cases(bench: Workbench, prop: Property) -> Iterator[dict[str, Any]]:
     if "bfloat16" in halves and reaches and affords(bench, _CALLS, _COLLIDING):
         cut = _COLLIDING - 1
         yield {"reach": LONG, "T": _COLLIDING, "t": cut, "real": cut, "dtype": "bfloat16"}
+    if prop.id == "padding.content-irrelevant" and reach_of(bench) >= _MOSTLY_PADDING:
+        # queries whose window holds padding alone: a mask's constant may be -inf in half precision, and its row NaN
+        for name in halves:
+            if affords(bench, _CALLS, _MOSTLY_PADDING):
+                yield {"reach": LONG, "T": _MOSTLY_PADDING, "real": 2, "dtype": name}

@@ -37,6 +37,7 @@ from veriformer.properties.subject.palette import (
     LARGEST,
     LONG,
     MOST_SAMPLES,
+    ODD,
     WIDE,
     colliding_lengths,
 )
@@ -100,6 +101,8 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
     if settings.profile != "thorough" and not (prop.goes_far and settings.profile != "quick"):
         turn = zlib.crc32(prop.id.encode()) + settings.seed
         rows = rows[turn % len(rows) :][:1] if rows and (prop.goes_far or settings.profile != "quick") else []
+    if prop.goes_wide and ODD in reaching and ODD not in rows:
+        rows.append(ODD)
     is_another = reaching[WIDE] not in (reaching[LONG], *bench.configs)
     if prop.goes_far:
         _tell_too_large(bench)
