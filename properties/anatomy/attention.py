@@ -45,6 +45,7 @@ class Attention:
         key_from: where its keys do.
         value_from: where its values do.
         when: number of its output among the values.
+        filled: channels of a head as it enters the scores, zeros among them that fill it up.
     """
 
     place: str
@@ -61,6 +62,7 @@ class Attention:
     key_from: list[Head | None]
     value_from: list[Head | None]
     when: int
+    filled: int = 0
 
     @property
     def scale(self) -> list[float | None]:
@@ -174,11 +176,13 @@ def _laid_out(
     found = []
     for is_head_first in (False, True) if len(parts[0]) > seen.batch else (False,):
         w, r, q, k, v = (_by_sample(x, seen.batch, is_head_first) for x in parts)
+        filled = q.shape[-1]
         q, k, v = _without_zeros(q, k), _without_zeros(k, q), _without_zeros(v)
         factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
         if over == "queries":
             bias, hidden = bias.mT, hidden.mT
-        found.append(Attention(product.place, over, w, q, k, v, hidden, factor, bias, misfit, [], [], [], product.when))
+        told = (w, q, k, v, hidden, factor, bias, misfit)
+        found.append(Attention(product.place, over, *told, [], [], [], product.when, filled))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError, has_room, insist_on_room, is_its_own, limited, told
 from veriformer.properties.bench.isolation import reseed
@@ -168,7 +168,7 @@ def duplicate(module: Any) -> Any:
             return _as_leaves(copy.deepcopy(module, dict(memo)))
         except Exception as problem:
             refusal = problem
-        memo = {id(value): value for value in _uncopyable(module)}
+        memo = {id(value): value.detach() if isinstance(value, Tensor) else value for value in _uncopyable(module)}
     raise SubjectError(
         f"the model refuses to be copied: {told(refusal)}; give build=, which makes as many as are needed"
     ) from refusal
@@ -183,11 +183,11 @@ def _as_leaves(copied: Any) -> Any:
 
 
 def _uncopyable(module: Any) -> list[Any]:
-    """Return the attributes of a model and its parts that cannot be copied, parts and tensors apart."""
+    """Return the attributes of a model and its parts that cannot be copied, tensors with a graph among them."""
     found: list[Any] = []
     for part in module.modules() if isinstance(module, nn.Module) else ():
         for name, value in vars(part).items():
-            if name.startswith("_") or isinstance(value, nn.Module | torch.Tensor):
+            if name.startswith("_") or isinstance(value, nn.Module) or (isinstance(value, Tensor) and value.is_leaf):
                 continue
             try:
                 copy.deepcopy(value)

@@ -18,6 +18,8 @@ from veriformer.properties.definitions.differences import size_of, worst_differe
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_ENGINE = tuple(str(Path(__file__).parent.parent / room) for room in ("engine", "judging", "bench"))
+"""What calls a subject: whoever called that is none of the subject's."""
 _LIBRARY = ("contextlib.py", "functools.py")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SILENT = ("__get__", "size", "dim", "__len__", "stride", "is_contiguous", "numel")
@@ -195,9 +197,9 @@ def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def line_of_code() -> tuple[str, int]:
-    """Return the innermost line that is neither torch's nor ours."""
+    """Return the innermost line of a subject, neither torch's nor ours; ("", 0) where torch itself is judged, say."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
         file = frame.f_code.co_filename
         if not file.startswith(_OURS) and not file.endswith(_LIBRARY) and not file.startswith("<"):
             return file, frame.f_lineno

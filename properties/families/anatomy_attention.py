@@ -61,6 +61,7 @@ def every_head_has_the_scale(case: Case) -> None:
     worst = int(off.argmax())
     place, head, heads, d_head = names[worst]
     measured, right = float(found[worst]), float(wanted[worst])
+    filled = max((a.filled for a in followed(flowing.seen) if a.place == place), default=0)
     lone = [n for n, o in zip(names, off.tolist(), strict=True) if o > _NEAR]
     case.require(
         off.amax() < _NEAR,
@@ -69,7 +70,7 @@ def every_head_has_the_scale(case: Case) -> None:
         expected=f"{right:.6g}",
         error=off.amax(),
         tolerance=_NEAR,
-        cause=lambda: _scale_cause(lone, names, measured, right, d_head, flowing.width),
+        cause=lambda: _scale_cause(lone, names, measured, right, d_head, flowing, filled),
         asks=("attention_scale", _named(measured, d_head, flowing.width)) if len(lone) == len(names) else None,
     )
 
@@ -104,11 +105,13 @@ def _named(scale: float, d_head: int, d_model: int) -> str | float:
 
 def _scale_cause(
     lone: list[tuple[str, int, int, int]], names: list[tuple[str, int, int, int]], seen: float, right: float,
-    d_head: int, d_model: int,
+    d_head: int, flowing: Flow, filled: int,
 ) -> str:  # fmt: skip
     """Say what the scale is, and whose."""
+    d_model = flowing.width
     ratio = seen / right
     words = {
+        flowing.length**-0.5: "1/sqrt(T), of the number of tokens in place of channels",
         1.0: "1: the scores are not scaled at all",
         1 / d_head: "1/d_head: the scores are scaled twice",
         d_model**-0.5: "1/sqrt(d_model) in place of 1/sqrt(d_head)",
@@ -116,8 +119,7 @@ def _scale_cause(
     }
     plain = f"{ratio:.4g} times the right one"
     known = [w for value, w in words.items() if abs(seen / value - 1) < _NEAR]
-    filled = round(seen**-2)  # a fused kernel wants even widths, or multiples of eight
-    if not known and d_head < filled <= 2 * d_head + 8 and abs(seen * filled**0.5 - 1) < _NEAR:
+    if not known and filled > d_head and abs(seen * filled**0.5 - 1) < _NEAR:  # a fused kernel wants even widths
         known = [f"1/sqrt({filled}): that of heads filled up with zeros from {d_head} channels to {filled}"]
     if len(lone) == len(names):
         return f"the measured scale of every head is {known[0] if len(known) == 1 else plain}"

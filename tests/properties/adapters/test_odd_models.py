@@ -148,3 +148,18 @@ def test_a_mask_that_hides_too_little_is_no_mask_of_infinities() -> None:
         for thing in (Masked, WellMasked)
     ]
     assert outcomes == ["FAIL", "PASS"]
+
+
+def test_a_model_that_keeps_its_weights_of_attention_is_copied() -> None:
+    class Keeps(nn.Linear):
+        kept: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept = super().forward(x)
+            return self.kept
+
+    model = Keeps(2, 2)
+    model(torch.ones(1, 2))
+    copied = duplicate(model)
+    assert torch.equal(copied(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert copied.weight is not model.weight
