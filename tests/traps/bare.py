@@ -106,3 +106,30 @@ def unit_before_classes() -> Subject:
         kind="classifier", build=Directed, forward=lambda m, x: m(x), mask_forms=(),
         declares={"positions": "none", "pooling": "mean"},
     )  # fmt: skip
+
+
+class Insisting(nn.Module):
+    """A classifier that must be given its mask, which it holds in float32 whatever the model computes in."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.table, self.heads = nn.Embedding(c.vocab_size, c.d_model), c.num_heads
+        self.qkv, self.out = nn.Linear(c.d_model, 3 * c.d_model), nn.Linear(c.d_model, c.num_classes)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.table(tokens)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + (1.0 - mask.float())[:, None, None] * torch.finfo(x.dtype).min
+        seen = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        real = mask[..., None].to(x.dtype)
+        labels: Tensor = self.out((seen * real).sum(1) / real.sum(1).clamp(min=1))
+        return labels
+
+
+@trap("T-mask-in-float32", "A mask in float32 times the least number of float64 is NaN: the model is one of float32")
+def mask_in_float32() -> Subject:
+    return Subject(
+        kind="classifier", build=Insisting, mask_forms=("padding",),
+        forward=lambda m, x, attention_mask=None: m(x, x * 0 + 1 if attention_mask is None else attention_mask),
+        declares={"positions": "none", "pooling": "mean"},
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from veriformer.properties.adapters.masks.forms import padding_forms
 from veriformer.properties.adapters.masks.padding_tokens import by_token_of_one
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
-from veriformer.properties.adapters.unknown.wiring import Wiring, reached_by
+from veriformer.properties.adapters.unknown.wiring import ALL, Wiring, or_all, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def with_mask(
             and is_taken_from_one(sample)
             and (weak := _of_ones(own, sample, x, name))
         ):
-            wiring = own.having(**{name: or_none(weak[0], "attention_mask")})
+            wiring = own.having(**{name: or_none(weak[0], "attention_mask", own.given.get(name, ""))})
             note = f"{name} is {weak[1]}: its code takes it from 1, though that was not seen to hide a position wholly"
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
         if wiring is not None and told:
@@ -55,7 +55,7 @@ def with_mask(
         form, told = next(_taken(own, sample, x, name))
         if "pad" in name or name == "attention_mask":
             note = f"{name} is {told} by its name alone: no form of it was seen to hide a position"
-            wiring = own.having(**{name: or_none(form, "attention_mask")})
+            wiring = own.having(**{name: or_none(form, "attention_mask", own.given.get(name, ""))})
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
     if unread or names:
         note = f"no padding mask is judged: {', '.join(names)} hides nothing as one"
@@ -102,7 +102,8 @@ def _taken(own: Wiring, sample: nn.Module, x: Tensor, name: str) -> Any:
     """Yield the forms of a mask that a model does not refuse."""
     for form, told in padding_forms("attention_mask", hidden_first=hides_where_true(name)):
         try:
-            own.having(**{name: or_none(form, "attention_mask")}).call(sample, x, attention_mask=mask_of(x, own))
+            tried = own.having(**{name: or_none(form, "attention_mask", own.given.get(name, ""))})
+            tried.call(sample, x, attention_mask=mask_of(x, own))
         except Exception:
             continue
         yield form, told
@@ -115,8 +116,10 @@ def mask_of(x: Tensor, wiring: Wiring) -> Tensor:
     return mask
 
 
-def or_none(form: str, mask: str) -> str:
-    """Return the source of a form of a mask, None where there is no mask."""
+def or_none(form: str, mask: str, given: str = "") -> str:
+    """Return the source of a form of a mask; where there is none None, or one that hides nothing if that was given."""
+    if ALL in given:
+        return form.replace(mask, or_all(mask))
     return form if form == mask else f"None if {mask} is None else {form}"
 
 
@@ -126,7 +129,7 @@ def _hiding(
     """Return the form of a mask that hides a position, and the call with it; ("", call) where one is only taken."""
     taken: Wiring | None = None
     for form, told in padding_forms(mask, hidden_first=hides_where_true(name)):
-        wiring = own.having(**{name: or_none(form, mask)})
+        wiring = own.having(**{name: or_none(form, mask, own.given.get(name, ""))})
         try:
             if hides(wiring, sample, sizes, x, run):
                 return told, wiring

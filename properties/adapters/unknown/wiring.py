@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.unknown.written import attempt
 
+ALL = "torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)"
+"""Source of a mask that hides nothing, for a model whose mask must be given."""
+
 MASKS = ("attention_mask", "source_mask", "target_mask", "memory_mask")
 
 
@@ -41,8 +44,11 @@ class Wiring:
         return replace(self, given={**self.given, **given})
 
     def unmasked(self) -> Wiring:
-        """Return a copy that takes no masks: what was given them is given None."""
-        given = {n: "None" if any(m in v for m in self.masks) else v for n, v in self.given.items()}
+        """Return a copy that takes no masks: what was given them is given None, or one that hides nothing."""
+        given = dict(self.given)
+        for name, value in self.given.items():
+            for mask in (m for m in self.masks if m in value):
+                given[name] = value.replace(or_all(mask), ALL) if or_all(mask) in value else "None"
         return replace(self, given=given, masks=())
 
     @property
@@ -64,6 +70,11 @@ class Wiring:
         """Call it once."""
         with torch.no_grad():
             return attempt(self.source, "forward", {})(model, *inputs, **masks)
+
+
+def or_all(mask: str) -> str:
+    """Return the source of a mask, or of one that hides nothing where there is none."""
+    return f"({ALL} if {mask} is None else {mask})"
 
 
 def picks(output: Any, leading: Sequence[int], flat: int) -> list[tuple[str, Tensor]]:
