@@ -20,7 +20,6 @@ _SCALED = re.compile(
 )
 """A square root of twice the number of layers, as code writes it."""
 _STARTS = re.compile(r"std|normal_|weight|gain|\.mul_|\.data|init")
-_NEAR = 0.2  # of a ratio of deviations that some thousand numbers give within 3 %
 
 _ENDS = r"(eot|eos|end_of_text|sep)(_?(token|tok|id|idx|index|token_id))?"
 
@@ -45,8 +44,8 @@ def smaller_starts(bench: Workbench) -> Iterator[Finding]:
         return
     usual = torch.cat(others).square().mean().sqrt()
     factor = (2 * config.num_layers) ** -0.5
-    missed = [n for n, p in found.items()
-              if abs(float(p.detach().double().square().mean().sqrt() / usual) / factor - 1) > _NEAR]  # fmt: skip
+    ratios = {n: float(p.detach().double().square().mean().sqrt() / usual) / factor for n, p in found.items()}
+    missed = [n for n, r in ratios.items() if r > factor**-0.5]  # nearer to no scaling at all, on a scale of ratios
     if not missed:
         return
     text = (
