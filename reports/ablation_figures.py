@@ -90,8 +90,12 @@ def curves(study: Study, record: Record) -> Figure | None:
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
     variants = {v["name"]: i for i, v in enumerate(study["variants"])}
+    width = 2.7 * columns + 0.8
+    widest = 0.07 * max(len(name) for name in variants) + 0.55  # inches at this size of type, with the line before
+    ncols = max(1, min(6, len(variants), int(width / widest)))
+    above, below = 0.18 * math.ceil(len(variants) / ncols), 0.9 if columns == 1 else 0.6
     with rc_context(STYLE):
-        figure = new_figure(2.7 * columns + 0.8, 1.75 * lines + 1.0)
+        figure = new_figure(width, 1.75 * lines + above + below + 0.25)
         for place, ((task, setting), rows) in enumerate(panels.items()):
             axes = figure.add_subplot(lines, columns, place + 1)
             # a loss of one's own may be negative, which no logarithm shows
@@ -122,7 +126,7 @@ def curves(study: Study, record: Record) -> Figure | None:
             Line2D([], [], color=COLOURS[i % len(COLOURS)], linestyle=DASHES[i % len(DASHES)], label=name)
             for name, i in variants.items()
         ]
-        figure.legend(handles=handles, loc="outside upper left", ncols=min(6, len(handles)), fontsize=8)
+        figure.legend(handles=handles, loc="outside upper left", ncols=ncols, fontsize=8)
         sign(figure, record)
     return figure
 
