@@ -19,8 +19,9 @@ def main() -> None:
     models["library"] = models["model"].str.partition(":")[0]
     models = models[~models["library"].isin(["reference", "torch"])]
     counts = pd.crosstab(models["library"], models["verdict"])
-    counts = counts.reindex(columns=["pass", "deviation", "fail", "error"], fill_value=0)
+    counts = counts.reindex(columns=["pass", "deviation", "open", "fail", "error"], fill_value=0)
     counts.insert(0, "models", counts.sum(axis=1))
+    counts["= textbook"] = (models["textbook"] == "equal").groupby(models["library"]).sum()
     counts = counts.sort_values("models", ascending=False)
     counts.loc["together"] = counts.sum()
     rows = [{"library": name, **{k: v or "" for k, v in row.items()}} for name, row in counts.iterrows()]

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
-from veriformer.reports.origins import counted, many, place_of, sorts
+from veriformer.reports.compliance_rows import row_of
+from veriformer.reports.origins import counted, many, sorts
 from veriformer.reports.page import render
-from veriformer.reports.reach import reach
 from veriformer.reports.readable import as_code, in_a_sheet, in_markdown
 from veriformer.reports.records import write_text
 from veriformer.reports.verdicts import TROUBLES, name_of, results
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 LEGEND = (
     "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an "
     "open question, `e` raised, `t` time was up, `b` blocked by another, `v` nothing was shown, `u` declared and "
-    "holds; `–` none applies."
+    "holds; `–` none applies. Textbook: `equal` to the textbook's model with its own weights, or where it `parts` from it; "
+    "open: questions; believed: declared facts that nothing verified."
 )
 
 
@@ -38,7 +39,7 @@ def compliance(record: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         record: under `veriformer-report/1`.
     """
-    rows = [_row(subject) for subject in record["subjects"]]
+    rows = [row_of(subject) for subject in record["subjects"]]
     order = {r["id"].partition(".")[0]: None for s in record["subjects"] for r in s["results"]}
     used = {family for row in rows for family in row["cells"]}
     return {
@@ -54,36 +55,6 @@ def compliance(record: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": record.get("seconds"),
         "canaries": record.get("canaries"),
     }
-
-
-def _row(subject: Mapping[str, Any]) -> dict[str, Any]:
-    cells: dict[str, Counter[str]] = {}
-    for result in subject["results"]:
-        if result["outcome"] != "NOT_APPLICABLE":
-            cells.setdefault(result["id"].partition(".")[0], Counter())[result["outcome"]] += 1
-    total = Counter(r["outcome"] for r in subject["results"] if r["outcome"] != "NOT_APPLICABLE")
-    power = subject["power"]
-    return {
-        "name": name_of(subject),
-        "kind": subject["kind"],
-        "library": place_of(subject.get("of", subject.get("target")) or ""),
-        "cells": {family: dict(counts) for family, counts in cells.items()},
-        "total": dict(total),
-        "power": f"{power['noticed']}/{power['tried']}" if power and power["tried"] else "",
-        "seconds": subject.get("seconds"),
-        "reach": reach(subject),
-        "verdict": _verdict(total),
-    }
-
-
-def _verdict(total: Mapping[str, int]) -> str:
-    if any(total.get(outcome) for outcome in ("FAIL", "UNEXPECTED_PASS")):
-        return "fail"
-    if any(total.get(outcome) for outcome in TROUBLES if outcome != "OPEN"):
-        return "error"
-    if total.get("OPEN"):
-        return "open"
-    return "deviation" if total.get("DEVIATION") else "pass" if total.get("PASS") else "error"  # nothing was judged
 
 
 def _told(record: Mapping[str, Any], outcomes: Sequence[str]) -> list[dict[str, str]]:
@@ -111,7 +82,12 @@ def summary(table: Mapping[str, Any]) -> list[str]:
     told = ", ".join(f"{verdicts[v]} {v}" for v in ("pass", "deviation", "open", "fail", "error") if verdicts[v])
     releases = ", ".join(f"{name} {version}" for name, version in sorted(table["versions"].items()))
     where = counted(row["library"] for row in table["rows"])
+    twins = Counter(row["twin"] for row in table["rows"])
     lines = [f"{many(len(table['rows']), 'model')}{where and f' of {where}'}: {told or 'none judged'}."]
+    if twins["equal"] or twins["parts"]:
+        lines.append(
+            f"{twins['equal']} equal to the textbook's model with their own weights, {twins['parts']} part from it."
+        )
     if table["canaries"]:
         lines.append(f"Canaries {table['canaries']['caught']}/{table['canaries']['sent']}.")
     lines.append(f"Profile {table['profile']}, seed {table['seed']}, {table['device']}. {releases}.")
@@ -126,7 +102,9 @@ def frame(table: Mapping[str, Any]) -> pd.DataFrame:
         [
             {
                 "model": row["name"], "kind": row["kind"], "verdict": row["verdict"], "total": cell(row["total"]),
-                "power": row["power"], **{f: cell(row["cells"].get(f, {})) for f in table["families"]},
+                "power": row["power"], "textbook": row["twin"] or "–", "open": str(len(row["questions"]) or "–"),
+                "believed": ", ".join(row["believed"]) or "–",
+                **{f: cell(row["cells"].get(f, {})) for f in table["families"]},
             }
             for row in table["rows"]
         ]

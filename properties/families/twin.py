@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.decoding import cache_takes_mask, cut, with_cache
 from veriformer.properties.subject.palette import LONG
 from veriformer.properties.twin.carrying import Twin, twin_of
-from veriformer.properties.twin.parts import NumberError, PartedError
+from veriformer.properties.twin.parts import NumberError, PartedError, UntoldError
 from veriformer.properties.twin.roles import roles
+
+APART = "apart from the twin"
+"""Name of what is measured: the largest difference of an output, relative to the root mean square of the twin's."""
 
 
 @holds(
@@ -49,6 +53,9 @@ def the_reference_gives_the_same(case: Case) -> None:
             problem = _difference(seen, twin)
             told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
+            if isinstance(parting, UntoldError) and case.choices.get("reach"):  # the other sizes are told
+                case.leave_out(f"the twin at d_model {seen.width} ({parting})")
+                return
             _parted(case, str(parting), is_number=isinstance(parting, NumberError))
             return
     if problem > 1e2 * seen.limit:
@@ -64,6 +71,7 @@ def the_reference_gives_the_same(case: Case) -> None:
         is_whole = real is None or case.subject.kind == "classifier"
         shown = torch.ones(got.shape[:1] if is_whole else real.shape, dtype=torch.bool) if is_whole else real
         how = "" if real is None else f" under {'right' if bool(real[0, 0]) else 'left'} padding"
+        _measured(case, got[shown], expected[shown])
         case.close(
             got[shown],
             expected[shown],
@@ -105,14 +113,24 @@ def _cached(case: Case, seen: Flow, twin: Twin, problem: float, tokens: Tensor) 
             masks = [None] * len(chunks) if real is None else real.cpu().split(sizes, 1)
             made = [twin.module(x.cpu(), m, cache=cache) for x, m in zip(chunks, masks, strict=True)]
             expected = twin.head(torch.cat(made, 1)).to(got.device, got.dtype)
+        got, expected = (got, expected) if real is None else (got[real], expected[real])
+        _measured(case, got, expected)
         case.close(
-            got if real is None else got[real],
-            expected if real is None else expected[real],
+            got,
+            expected,
             f"the outputs through the cache are not those of the textbook's model with the same weights ({twin.told})",
             bound=_bound(case, seen, problem, expected),
             cause=lambda: "the model parts from the textbook's where it is decoded through its cache",
             asks=("structure", "other"),
         )
+
+
+def _measured(case: Case, got: Tensor, expected: Tensor) -> None:
+    """Tell how far the outputs are apart, relative to the twin's size: what a table of proved models shows."""
+    if got.shape == expected.shape and got.numel():
+        apart = float((got.detach().double() - expected.double()).abs().amax()) / size_of(expected)
+        if math.isfinite(apart):
+            case.measure(APART, apart)
 
 
 def _bound(case: Case, seen: Flow, known: float, expected: Tensor) -> float:

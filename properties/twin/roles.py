@@ -29,6 +29,7 @@ from veriformer.properties.twin.parts import (
     PartedError,
     Roles,
     StackRole,
+    UntoldError,
 )
 from veriformer.properties.twin.pooled import pooled
 
@@ -127,7 +128,9 @@ def _of_lengths(found: list[Attention], lengths: list[int]) -> list[list[Attenti
 def _network_behind(look: Look, networks: list[Between], found: list[Attention], last: Attention) -> Between:
     """Return the feed-forward network between one attention and the next."""
     end = min((a.when for a in found if a.when > last.when), default=len(look.seen.values))
-    here = [b for b in networks if last.when < b.when < end and b.width >= look.width]
+    # one may be narrower than the stream; what is narrower and leads elsewhere is a head
+    wide = [b for b in networks if b.width >= look.width or b.inner == b.outer == look.width]
+    here = [b for b in wide if last.when < b.when < end]
     if not here:
         require_no_number(look, last.when, end, last.place or "the model")
     if len(here) != 1:
@@ -175,6 +178,8 @@ def _attending(look: Look, seen: Attention) -> tuple[Attending, Product]:
     value, _ = map_of_heads(look, seen.value_from, f"the values of {place}")
     if any(v is None or abs(v.factor - 1) > 1e-6 for v in seen.value_from):
         raise NumberError(f"the values of {place} are multiplied by something")
+    if bool(seen.misfit.isnan().any()):
+        raise UntoldError(f"a head of {place} gives all weight to one key, so that its scores tell nothing")
     if not bool((seen.misfit <= 2 * look.limit).all()):
         raise PartedError(f"the weights of {place} are not the softmax of its scores")
     factors = [s for s in seen.scale if s is not None]

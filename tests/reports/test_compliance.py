@@ -100,3 +100,32 @@ def test_a_library_is_a_line_that_sums_its_models() -> None:
         ("loss", {"OPEN": 1}),
     ]
     assert [shade(counts)["kind"] for _, counts in line["cells"]] == ["failing", "mixed"]
+
+
+def test_a_row_says_its_twin_what_is_asked_and_what_is_believed(tmp_path: Path) -> None:
+    whole = record(norm_a="PASS", padding_b="OPEN")
+    (subject,) = whole["subjects"]
+    equal = {"id": "twin.equal", "outcome": "PASS", "reason": "equal to the textbook's model (one layer)"}
+    parted = {"id": "twin.equal", "outcome": "NOT_APPLICABLE", "reason": "no twin: layers.0 has two norms more"}
+    other = {"id": "twin.equal", "outcome": "NOT_APPLICABLE", "reason": "speaks of whole models"}
+    whole["subjects"] = [
+        {
+            **subject,
+            "target": f"lib:{i}",
+            "results": [*subject["results"], {**twin, "level": "core"}],
+            "believed": facts,
+        }
+        for i, (twin, facts) in enumerate(((equal, ["window"]), (parted, []), (other, [])))
+    ]
+    write_compliance(compliance(whole), tmp_path)
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "compliance.csv").read_text())))
+    assert [(x["textbook"], x["open"], x["believed"]) for x in lines] == [
+        ("equal", "1", "window"),
+        ("parts", "1", "–"),
+        ("–", "1", "–"),
+    ]
+    seen = (tmp_path / "compliance.html").read_text()
+    assert "1 equal to the textbook&#39;s model with their own weights, 1 part from it." in seen
+    assert "Against the textbook's model: layers.0 has two norms more" in seen
+    assert "Believed, not verified: window." in seen
+    assert "1 equal to the textbook's model" in (tmp_path / "compliance.md").read_text()

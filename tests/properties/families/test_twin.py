@@ -44,6 +44,16 @@ def test_a_textbooks_model_is_proved_equal(library: str, name: str, words: str) 
     assert words in result.reason
 
 
+@pytest.mark.parametrize(
+    ("library", "name"), [("reference", "decoder-rotary"), ("reference", "encoder"), ("torch", "TransformerEncoder")]
+)
+def test_wide_sizes_are_proved_too(library: str, name: str) -> None:
+    """Profile standard has feed-forward networks narrower than the model, and embeddings that saturate softmax."""
+    (result,) = check(shipped(library)[name], only=["twin"], profile="standard").results
+    assert result.outcome == "PASS", result.reason
+    assert result.reach["d_model"][-1] >= 120
+
+
 class Llama(nn.Module):
     """Halves layout, one matrix for queries, keys and values, names of its own; `deviate` changes one thing."""
 
