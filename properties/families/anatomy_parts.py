@@ -72,8 +72,9 @@ def other_activations(seen: Traced, width: int, inner: int, name: str, is_gated:
 
 
 def _networks(seen: Traced, width: int, inner: int) -> list[Between]:
-    """Return what stands in feed-forward networks: maps from the width of the model to more channels, and back."""
-    both = [b for b in between_linear_maps(seen) if (b.inner, b.outer) == (width, width) and b.width >= width]
+    """Return what stands in feed-forward networks: maps from the width of the model to d_ff or more, and back."""
+    around = [b for b in between_linear_maps(seen) if (b.inner, b.outer) == (width, width)]
+    both = [b for b in around if b.width >= width or b.width == inner]
     whole = [b for b in both if b.width == inner]
     return [b for b in whole or both if b.activation != "identity" or b.width == inner != width]
 

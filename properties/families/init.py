@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -302,7 +301,7 @@ def embeddings_are_scaled_once(case: Case) -> None:
         case.does_not_apply("the first norm or linear map does not get one vector a token")
     factors = [((grown * own).sum() / own.square().sum()).double() for own in owns]
     misfits = [
-        size_of(grown - f.to(own.dtype) * own) / max(size_of(grown), 1e-12)
+        float((grown - f.to(own.dtype) * own).norm() / grown.norm().clamp(min=1e-12))
         for f, own in zip(factors, owns, strict=True)
     ]
     misfit, factor = min(zip(misfits, factors, strict=True), key=lambda pair: float(pair[0]))
@@ -359,6 +358,8 @@ def layers_start_apart(case: Case) -> None:
         cloned = {id(m) for part in built.module.modules() if isinstance(part, stacks) for m in part.layers}
         lists = [layers for layers in lists if id(layers[0]) not in cloned]
     if not lists:
+        if built.config.num_layers == 1 < max(c.num_layers for c in case.bench.configs):
+            case.reject("one layer differs from no other")
         case.does_not_apply("no list of layers is found in it, but those that torch clones")
     for layers in lists:
         first, *others = ({n: p for n, p in layer.named_parameters() if p.ndim >= 2} for layer in layers)

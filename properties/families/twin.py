@@ -17,7 +17,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.decoding import cache_takes_mask, cut, with_cache
 from veriformer.properties.subject.palette import LONG
 from veriformer.properties.twin.carrying import Twin, twin_of
-from veriformer.properties.twin.parts import NumberError, PartedError, UntoldError
+from veriformer.properties.twin.parts import NumberError, PartedError
 from veriformer.properties.twin.roles import roles
 
 APART = "apart from the twin"
@@ -53,9 +53,6 @@ def the_reference_gives_the_same(case: Case) -> None:
             problem = _difference(seen, twin)
             told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
-            if isinstance(parting, UntoldError) and case.choices.get("reach"):  # the other sizes are told
-                case.leave_out(f"the twin at d_model {seen.width} ({parting})")
-                return
             _parted(case, str(parting), is_number=isinstance(parting, NumberError))
             return
     if problem > 1e2 * seen.limit:

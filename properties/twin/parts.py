@@ -18,10 +18,6 @@ class NumberError(PartedError):
     """All is there that the textbook has, and a number is another one."""
 
 
-class UntoldError(PartedError):
-    """What flowed here does not tell: every query of a head sees one key alone, whatever the scores are times."""
-
-
 @dataclass
 class Map:
     """A linear map.

@@ -29,7 +29,6 @@ from veriformer.properties.twin.parts import (
     PartedError,
     Roles,
     StackRole,
-    UntoldError,
 )
 from veriformer.properties.twin.pooled import pooled
 
@@ -179,7 +178,7 @@ def _attending(look: Look, seen: Attention) -> tuple[Attending, Product]:
     if any(v is None or abs(v.factor - 1) > 1e-6 for v in seen.value_from):
         raise NumberError(f"the values of {place} are multiplied by something")
     if bool(seen.misfit.isnan().any()):
-        raise UntoldError(f"a head of {place} gives all weight to one key, so that its scores tell nothing")
+        raise PartedError(f"a head of {place} gives all weight to one key, so that its scores tell nothing")
     if not bool((seen.misfit <= 2 * look.limit).all()):
         raise PartedError(f"the weights of {place} are not the softmax of its scores")
     factors = [s for s in seen.scale if s is not None]

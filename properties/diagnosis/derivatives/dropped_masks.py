@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
 from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.diagnosis.derivatives.own_backwards import wrong_backward
@@ -118,9 +117,7 @@ def _masks(case: Case) -> str | None:
                 f"the backward draws the mask of dropout in the order [{read}], the forward in [B, H, T, S]: the same "
                 "numbers fall on other weights"
             )
-    if size_of(here - there) > 0:
-        return _OTHERS
-    return None
+    return _OTHERS
 
 
 def _weights(case: Case, rate: float) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,9 @@ def _with_dtype(cause: Callable[[], str | None] | None, dtype: str) -> str:
 
 
 def _words(fixed: Mapping[str, Any]) -> str:
-    return f"sequences of {fixed['T']}" if fixed["reach"] == LONG else "the wide model"
+    if fixed["reach"] == LONG:
+        return f"sequences of {fixed['T']}"
+    return "the wide model" if fixed["reach"] == WIDE else str(fixed["reach"])
 
 
 class Search:
@@ -157,6 +159,11 @@ class Search:
                 self._judge(RandomDraws(self._seed(), fixed))
             except RejectedError:
                 continue
+            except NotSpokenOfError as problem:
+                if not self.bench.tally.witnesses:
+                    raise
+                # it speaks of the subject, as the small sizes showed, and cannot be told at this one
+                self.bench.tally.note_unreached(f"{_words(fixed)} ({problem})")
             except BudgetSpent:
                 raise BudgetSpent(f", before {_words(fixed)}") from None
             except SubjectTimeoutError as problem:

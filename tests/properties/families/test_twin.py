@@ -54,6 +54,15 @@ def test_wide_sizes_are_proved_too(library: str, name: str) -> None:
     assert result.reach["d_model"][-1] >= 120
 
 
+def test_a_size_at_which_nothing_can_be_told_does_not_void_the_others() -> None:
+    """The wide rows of standard have one layer, which differs from no other, and embeddings that saturate softmax."""
+    ids = ["anatomy.feed-forward", "init.layers-differ", "twin.equal"]
+    results = check(shipped("reference")["encoder"], only=ids, profile="standard").results
+    assert [result.outcome for result in results] == ["PASS"] * 3
+    equal = next(result for result in results if result.id == "twin.equal")
+    assert any("tell nothing" in told for told in equal.unreached)
+
+
 class Llama(nn.Module):
     """Halves layout, one matrix for queries, keys and values, names of its own; `deviate` changes one thing."""
 
