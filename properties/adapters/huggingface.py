@@ -115,11 +115,11 @@ def _subject_of_type(library: ModuleType, name: str, task: str) -> Subject:
             build=functools.partial(build_vision, library.AutoModel, config_class), forward=encode_embeddings,
             declares={"causal": False, "positions": "none", **declared_facts(name)},
         )  # fmt: skip
-    auto, model_class = _class_for(library, name, task)
+    _, model_class = _class_for(library, name, task)
     decides = {"is_decoder": True} if task == "decoder" and hasattr(config_class, "is_decoder") else {}
     return _described(
         model_class, task, f"hf:{name}", declared_facts(name), domain={**DOMAIN, **SIZES.get(name, {})},
-        build=functools.partial(build, auto, config_class, **decides),
+        build=functools.partial(build, model_class, config_class, **decides),
     )  # fmt: skip
 
 
