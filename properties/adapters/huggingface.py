@@ -19,7 +19,9 @@ from veriformer.properties.adapters.huggingface_building import build, build_vis
 from veriformer.properties.adapters.huggingface_calls import (
     arguments_of,
     attention_through,
+    cache_of,
     cached,
+    cached_in_order,
     classify,
     embed,
     encode_embeddings,
@@ -32,12 +34,15 @@ from veriformer.properties.adapters.huggingface_calls import (
 from veriformer.properties.adapters.huggingface_checkpoints import is_folder, load, released_class
 from veriformer.properties.adapters.huggingface_facts import (
     ENCODERS,
+    IN_ORDER,
     NOT_BY_EMBEDDINGS,
     OTHER_INPUTS,
     SIZES,
     WITHOUT_MASK,
     declared_facts,
+    window_of,
 )
+from veriformer.properties.adapters.shared.small_configuration import small_configuration
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -117,8 +122,13 @@ def _subject_of_type(library: ModuleType, name: str, task: str) -> Subject:
         )  # fmt: skip
     _, model_class = _class_for(library, name, task)
     decides = {"is_decoder": True} if task == "decoder" and hasattr(config_class, "is_decoder") else {}
+    domain = {**DOMAIN, **SIZES.get(name, {})}
+    facts = declared_facts(name)
+    if task == "decoder":
+        smallest = DrawnConfig(**{size: values[0] for size, values in domain.items()})
+        facts |= window_of(small_configuration(config_class, smallest, **decides))
     return _described(
-        model_class, task, f"hf:{name}", declared_facts(name), domain={**DOMAIN, **SIZES.get(name, {})},
+        model_class, task, f"hf:{name}", facts, domain=domain,
         build=functools.partial(build, model_class, config_class, **decides),
     )  # fmt: skip
 
@@ -168,7 +178,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
     calls: dict[str, Callable[..., Any]] = {
         "encoder": forward, "decoder": forward_causally, "encoder_decoder": forward_pair, "classifier": classify,
     }  # fmt: skip
-    decodes = kind == "decoder" and "past_key_values" in takes
+    decodes = kind == "decoder" and cache_of(model_class) is not None
     declares = dict(facts)
     if kind == "encoder_decoder":
         declares = {"causal": True, **declares}
@@ -178,7 +188,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
         kind=kind, name=name, forward=calls[kind], declares=declares,
         mask_forms=("padding",) if "attention_mask" in takes and _family(model_class) not in WITHOUT_MASK else (),
         embed=embed if _enters_by_embeddings(model_class, kind) else None,
-        cache=cached if decodes else None,
+        cache=(cached_in_order if _family(model_class) in IN_ORDER else cached) if decodes else None,
         generate=generate if decodes and hasattr(model_class, "generate") else None,
         backends=_backends(model_class), **given,
     )  # fmt: skip

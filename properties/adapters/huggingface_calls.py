@@ -78,22 +78,44 @@ def encode_embeddings(model: Any, x: Any) -> Any:
     return _output(_prepared(model)(x))
 
 
+CACHES = ("past_key_values", "cache_params", "state")
+"""Names under which a model takes and gives what it keeps of the past."""
+
+
 def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
-    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through `past_key_values`."""
+    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through the cache of the model."""
     past: Any = None
     model, start, outputs = _prepared(model), 0, []
+    name = cache_of(model.__class__)
     for number, chunk in enumerate(chunks):
         if number == 1 and reorder is not None:
-            past.reorder_cache(reorder)
+            past = _reordered_cache(past, reorder)
             attention_mask = _reordered(attention_mask, start, reorder)
         end = start + chunk.shape[1]
         mask = None if attention_mask is None else attention_mask[:, :end]
         given = _given(model, chunk, mask, counted=True, start=start)
-        answer = model(**{**given, "use_cache": True}, past_key_values=past)
-        past = answer.past_key_values
+        answer = model(**{**given, "use_cache": True, name: past})
+        past = getattr(answer, name)
         outputs.append(_output(answer))
         start = end
     return torch.cat(outputs, dim=1)
+
+
+def cached_in_order(model: Any, chunks: Any) -> Any:
+    """Return the logits of chunks through a cache that knows neither masks nor another order of the samples."""
+    return cached(model, chunks)
+
+
+def cache_of(model_class: Any) -> str | None:
+    """Return the name of what a model class keeps of the past; None if it takes nothing of the kind."""
+    return next((name for name in CACHES if name in arguments_of(model_class)), None)
+
+
+def _reordered_cache(past: Any, order: Any) -> Any:
+    if isinstance(past, list):  # the states themselves, `[B, ...]`
+        return [state[order] for state in past]
+    past.reorder_cache(order)
+    return past
 
 
 def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
