@@ -21,6 +21,7 @@ from veriformer.properties.adapters.huggingface_calls import (
     attention_through,
     cache_of,
     cached,
+    cached_at_fixed_size,
     cached_in_order,
     classify,
     embed,
@@ -42,6 +43,7 @@ from veriformer.properties.adapters.huggingface_facts import (
     declared_facts,
     window_of,
 )
+from veriformer.properties.adapters.huggingface_variants import VARIANTS, Variant
 from veriformer.properties.adapters.shared.small_configuration import small_configuration
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
@@ -85,22 +87,29 @@ class _Types(Mapping[str, Subject]):
             if found[name] == "vision" or _reads_text_alone(known[name])
         }
 
+    @functools.cached_property
+    def _variants(self) -> dict[str, Variant]:
+        return {name: variant for name, variant in VARIANTS.items() if variant.model_type in self._tasks}
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
+        return iter(sorted([*self._tasks, *self._variants]))
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) + len(self._variants)
 
     def __getitem__(self, name: str) -> Subject:
         library = transformers()
         if is_folder(name):
             return _subject_of_folder(library, name, self._tasks)
+        if name in self._variants:
+            variant = self._variants[name]
+            return _subject_of_type(library, name, variant.task or self._tasks[variant.model_type], variant)
         if name not in self._tasks:
             model_class = getattr(library, name, None)
             if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is None:
                 raise KeyError(name)
             return subject_of_class(model_class)
-        return _subject_of_type(library, name, self._tasks[name])
+        return _subject_of_type(library, name, self._tasks[name], Variant(name))
 
 
 SHIPPED = _Types()
@@ -112,25 +121,33 @@ def _reads_text_alone(config_class: Any) -> bool:
     return parts <= {"text_config", "esmfold_config"} and not getattr(config_class, "has_no_defaults_at_init", False)
 
 
-def _subject_of_type(library: ModuleType, name: str, task: str) -> Subject:
-    config_class = library.CONFIG_MAPPING[name]
+def _subject_of_type(library: ModuleType, name: str, task: str, variant: Variant) -> Subject:
+    model_type = variant.model_type
+    config_class = library.CONFIG_MAPPING[model_type]
     if task == "vision":
         return Subject(
             kind="encoder", name=f"hf:{name}", inputs="embeddings", mask_forms=(), domain=DOMAIN,
             build=functools.partial(build_vision, library.AutoModel, config_class), forward=encode_embeddings,
-            declares={"causal": False, "positions": "none", **declared_facts(name)},
+            declares={"causal": False, "positions": "none", **declared_facts(model_type)},
         )  # fmt: skip
-    _, model_class = _class_for(library, name, task)
-    decides = {"is_decoder": True} if task == "decoder" and hasattr(config_class, "is_decoder") else {}
-    domain = {**DOMAIN, **SIZES.get(name, {})}
-    facts = declared_facts(name)
-    if task == "decoder":
+    _, model_class = _class_for(library, model_type, task)
+    decides = dict(variant.options)
+    if task == "decoder" and hasattr(config_class, "is_decoder"):
+        decides["is_decoder"] = True
+    domain = {**DOMAIN, **SIZES.get(model_type, {}), **variant.sizes}
+    facts = {**declared_facts(model_type), **variant.facts}
+    if task == "decoder" and facts.get("causal", True):
         smallest = DrawnConfig(**{size: values[0] for size, values in domain.items()})
         facts |= window_of(small_configuration(config_class, smallest, **decides))
-    return _described(
+    described = _described(
         model_class, task, f"hf:{name}", facts, domain=domain,
         build=functools.partial(build, model_class, config_class, **decides),
     )  # fmt: skip
+    if facts.get("causal") is False:
+        return replace(described, cache=None, generate=None)
+    if variant.cache == "static":
+        return replace(described, cache=cached_at_fixed_size)
+    return described
 
 
 def _class_for(library: ModuleType, name: str, task: str) -> tuple[Any, Any]:

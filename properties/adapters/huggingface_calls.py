@@ -83,8 +83,23 @@ CACHES = ("past_key_values", "cache_params", "state")
 
 
 def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
-    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through the cache of the model."""
-    past: Any = None
+    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through the cache that the model makes."""
+    return _through(None, model, chunks, attention_mask, reorder)
+
+
+def cached_at_fixed_size(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
+    """Return the logits of chunks through a `StaticCache`, which has room for two tokens more."""
+    room = sum(chunk.shape[1] for chunk in chunks) + 2
+    past = transformers().StaticCache(config=model.config, max_cache_len=room)
+    return _through(past, model, chunks, attention_mask, reorder)
+
+
+def cached_in_order(model: Any, chunks: Any) -> Any:
+    """Return the logits of chunks through a cache that knows neither masks nor another order of the samples."""
+    return cached(model, chunks)
+
+
+def _through(past: Any, model: Any, chunks: Any, attention_mask: Any, reorder: Any) -> Any:
     model, start, outputs = _prepared(model), 0, []
     name = cache_of(model.__class__)
     for number, chunk in enumerate(chunks):
@@ -99,11 +114,6 @@ def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = N
         outputs.append(_output(answer))
         start = end
     return torch.cat(outputs, dim=1)
-
-
-def cached_in_order(model: Any, chunks: Any) -> Any:
-    """Return the logits of chunks through a cache that knows neither masks nor another order of the samples."""
-    return cached(model, chunks)
 
 
 def cache_of(model_class: Any) -> str | None:

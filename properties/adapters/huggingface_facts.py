@@ -35,6 +35,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     # keys are chosen by an indexer, by blocks or by windows to both sides, as each of their papers has it
     **{key: {"sparse": True} for key in ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "qwen4_exp_text")},
     **{key: {"sparse": True} for key in ("big_bird", "bigbird_pegasus", "led", "longformer", "reformer")},
+    "llama4_text": {"sparse": True},  # layers that see their own chunk of the sequence alone
     **{key: {"sparse": True} for key in ("doge", "minimax_m3_vl_text", "pegasus_x")},
     **{key: {"sparse": True, "sink": True} for key in ("deepseek_v4", "hy_v4")},
     "longt5": {"sparse": True, **_UNSCALED},
@@ -53,7 +54,10 @@ SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
 ENCODERS = frozenset({"cpmant", "xlnet"})
 """Model types registered for language modelling whose stack is called as an encoder."""
 
-WITHOUT_MASK = frozenset({"cpmant"})  # its attention_mask is a placeholder; padding is told by the token 0
+WITHOUT_MASK = frozenset({
+    "cpmant",  # its attention_mask is a placeholder; padding is told by the token 0
+    "rwkv",  # warns that it is unused
+})  # fmt: skip
 """Model types that take `attention_mask` and do not read it, by their documentation."""
 
 OTHER_INPUTS = frozenset({

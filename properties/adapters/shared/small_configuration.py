@@ -112,6 +112,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"block_size global_block_size index_block_size", lambda c: 4),
     (r"attention_window", lambda c: 8),
     (r"num_global_tokens num_latents", lambda c: 3),
+    (r"hidden_size_per_layer_input laurel_rank", lambda c: 8),
     (r"conv_kernel_size", lambda c: 3),  # odd: it reads as many tokens before as behind
     (r"relative_attention_num_buckets num_buckets", lambda c: 8),
     (r"relative_attention_max_distance relative_max_distance", lambda c: 16),
@@ -137,6 +138,8 @@ _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
         "axial_pos_embds_dim": (c.d_model // 2,) * 2,
         "axial_pos_shape": (8, c.max_len // 8),
         "max_position_embeddings": c.max_len,
+        "hash_seed": 0,  # else two equal calls differ, by its documentation
+        "num_buckets": 4,  # else the length of the first call decides
     },
     "bamba": lambda c: {"attn_layer_indices": [1]},
     "granitemoehybrid": lambda c: {"layer_types": ["mamba", "attention"]},
@@ -160,6 +163,7 @@ _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "mobilebert": lambda c: {"intra_bottleneck_size": c.d_model, "true_hidden_size": c.d_model},
     "lfm2": lambda c: {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": lambda c: {"layer_types": ["conv", "full_attention"]},
+    "xlstm": lambda c: {"qk_dim_factor": 64 / c.d_model, "v_dim_factor": 64 / c.d_model},  # its cache has multiples of 64
     "mpnet": lambda c: {"relative_attention_num_buckets": 32},  # it has 32 whatever is configured
     "zamba": lambda c: {
         "attention_hidden_size": 2 * c.d_model, "attention_head_dim": 2 * c.d_head,
