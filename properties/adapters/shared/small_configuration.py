@@ -46,6 +46,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ),
     (r"expert_capacity", lambda c: 64),
     # heads
+    (r"index_n_heads", lambda c: 16),  # of few heads all scores of a key are often cut to zero: a choice among equals
     (
         r"num_key_value_heads num_kv_heads n_head_kv kv_heads num_attention_groups "
         r"num_global_key_value_heads swa_num_key_value_heads num_query_groups",
@@ -53,7 +54,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ),
     (
         r"n_heads? num_heads h nhead attention_heads num_qk_heads num_v_heads rnn_heads num_attention_head "
-        r"\w*attention_heads linear_num_\w*heads index_n_heads lightning_nh num_attn_heads \w+_num_heads "
+        r"\w*attention_heads linear_num_\w*heads lightning_nh num_attn_heads \w+_num_heads "
         r"n_q_head mamba_n_heads n_mamba_heads lightning_nkv",
         lambda c: c.num_heads,
     ),
