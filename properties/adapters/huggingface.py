@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from veriformer.properties.adapters.huggingface_backends import attention_through
 from veriformer.properties.adapters.huggingface_building import build, build_vision, vision_stack
 from veriformer.properties.adapters.huggingface_calls import (
     arguments_of,
-    attention_through,
     cache_of,
     cached,
     cached_at_fixed_size,
@@ -223,8 +223,8 @@ def _family(model_class: Any) -> str:
 
 def _backends(model_class: Any) -> dict[str, Callable[[], AbstractContextManager[None]]]:
     """Offer the eager implementation beside the one that the library chooses by itself."""
-    if not getattr(model_class, "_supports_sdpa", False):
-        return {}
+    if not getattr(model_class, "_supports_sdpa", False) or not model_class._can_set_attn_implementation():
+        return {}  # of a model that is built for one of them the others are variants
     return {"eager": functools.partial(attention_through, "eager")}
 
 

@@ -225,7 +225,8 @@ def small_configuration(config_class: type, sizes: DrawnConfig, **more: Any) -> 
         if name in values and name == "layer_types":
             continue
         if isinstance(value, list) and layers and len(value) == layers and layers > sizes.num_layers:
-            values[name] = _every_kind(value, sizes.num_layers)
+            kinds = _every_kind(value, sizes.num_layers)
+            values[name] = [kind if (small := _small(name, kind, sizes)) is None else small for kind in kinds]
         elif name not in values and isinstance(value, list) and value and name.endswith("_layers"):
             kept = [i for i in value if isinstance(i, int) and i < sizes.num_layers]
             values[name] = kept if all(isinstance(i, int) for i in value) else value
