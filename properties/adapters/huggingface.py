@@ -15,11 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from veriformer.properties.adapters.huggingface_backends import attention_through
 from veriformer.properties.adapters.huggingface_building import build, build_vision, vision_stack
 from veriformer.properties.adapters.huggingface_calls import (
     arguments_of,
-    attention_through,
+    cache_of,
     cached,
+    cached_at_fixed_size,
+    cached_in_order,
     classify,
     embed,
     encode_embeddings,
@@ -32,12 +35,16 @@ from veriformer.properties.adapters.huggingface_calls import (
 from veriformer.properties.adapters.huggingface_checkpoints import is_folder, load, released_class
 from veriformer.properties.adapters.huggingface_facts import (
     ENCODERS,
+    IN_ORDER,
     NOT_BY_EMBEDDINGS,
     OTHER_INPUTS,
     SIZES,
     WITHOUT_MASK,
     declared_facts,
+    window_of,
 )
+from veriformer.properties.adapters.huggingface_variants import VARIANTS, Variant
+from veriformer.properties.adapters.shared.small_configuration import small_configuration
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -80,22 +87,29 @@ class _Types(Mapping[str, Subject]):
             if found[name] == "vision" or _reads_text_alone(known[name])
         }
 
+    @functools.cached_property
+    def _variants(self) -> dict[str, Variant]:
+        return {name: variant for name, variant in VARIANTS.items() if variant.model_type in self._tasks}
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
+        return iter(sorted([*self._tasks, *self._variants]))
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) + len(self._variants)
 
     def __getitem__(self, name: str) -> Subject:
         library = transformers()
         if is_folder(name):
             return _subject_of_folder(library, name, self._tasks)
+        if name in self._variants:
+            variant = self._variants[name]
+            return _subject_of_type(library, name, variant.task or self._tasks[variant.model_type], variant)
         if name not in self._tasks:
             model_class = getattr(library, name, None)
             if not isinstance(model_class, type) or getattr(model_class, "config_class", None) is None:
                 raise KeyError(name)
             return subject_of_class(model_class)
-        return _subject_of_type(library, name, self._tasks[name])
+        return _subject_of_type(library, name, self._tasks[name], Variant(name))
 
 
 SHIPPED = _Types()
@@ -107,20 +121,33 @@ def _reads_text_alone(config_class: Any) -> bool:
     return parts <= {"text_config", "esmfold_config"} and not getattr(config_class, "has_no_defaults_at_init", False)
 
 
-def _subject_of_type(library: ModuleType, name: str, task: str) -> Subject:
-    config_class = library.CONFIG_MAPPING[name]
+def _subject_of_type(library: ModuleType, name: str, task: str, variant: Variant) -> Subject:
+    model_type = variant.model_type
+    config_class = library.CONFIG_MAPPING[model_type]
     if task == "vision":
         return Subject(
             kind="encoder", name=f"hf:{name}", inputs="embeddings", mask_forms=(), domain=DOMAIN,
             build=functools.partial(build_vision, library.AutoModel, config_class), forward=encode_embeddings,
-            declares={"causal": False, "positions": "none", **declared_facts(name)},
+            declares={"causal": False, "positions": "none", **declared_facts(model_type)},
         )  # fmt: skip
-    auto, model_class = _class_for(library, name, task)
-    decides = {"is_decoder": True} if task == "decoder" and hasattr(config_class, "is_decoder") else {}
-    return _described(
-        model_class, task, f"hf:{name}", declared_facts(name), domain={**DOMAIN, **SIZES.get(name, {})},
-        build=functools.partial(build, auto, config_class, **decides),
+    _, model_class = _class_for(library, model_type, task)
+    decides = dict(variant.options)
+    if task == "decoder" and hasattr(config_class, "is_decoder"):
+        decides["is_decoder"] = True
+    domain = {**DOMAIN, **SIZES.get(model_type, {}), **variant.sizes}
+    facts = {**declared_facts(model_type), **variant.facts}
+    if task == "decoder" and facts.get("causal", True):
+        smallest = DrawnConfig(**{size: values[0] for size, values in domain.items()})
+        facts |= window_of(small_configuration(config_class, smallest, **decides))
+    described = _described(
+        model_class, task, f"hf:{name}", facts, domain=domain,
+        build=functools.partial(build, model_class, config_class, **decides),
     )  # fmt: skip
+    if facts.get("causal") is False:
+        return replace(described, cache=None, generate=None)
+    if variant.cache == "static":
+        return replace(described, cache=cached_at_fixed_size)
+    return described
 
 
 def _class_for(library: ModuleType, name: str, task: str) -> tuple[Any, Any]:
@@ -168,7 +195,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
     calls: dict[str, Callable[..., Any]] = {
         "encoder": forward, "decoder": forward_causally, "encoder_decoder": forward_pair, "classifier": classify,
     }  # fmt: skip
-    decodes = kind == "decoder" and "past_key_values" in takes
+    decodes = kind == "decoder" and cache_of(model_class) is not None
     declares = dict(facts)
     if kind == "encoder_decoder":
         declares = {"causal": True, **declares}
@@ -178,7 +205,7 @@ def _described(model_class: Any, kind: str, name: str, facts: dict[str, Any], **
         kind=kind, name=name, forward=calls[kind], declares=declares,
         mask_forms=("padding",) if "attention_mask" in takes and _family(model_class) not in WITHOUT_MASK else (),
         embed=embed if _enters_by_embeddings(model_class, kind) else None,
-        cache=cached if decodes else None,
+        cache=(cached_in_order if _family(model_class) in IN_ORDER else cached) if decodes else None,
         generate=generate if decodes and hasattr(model_class, "generate") else None,
         backends=_backends(model_class), **given,
     )  # fmt: skip
@@ -196,8 +223,8 @@ def _family(model_class: Any) -> str:
 
 def _backends(model_class: Any) -> dict[str, Callable[[], AbstractContextManager[None]]]:
     """Offer the eager implementation beside the one that the library chooses by itself."""
-    if not getattr(model_class, "_supports_sdpa", False):
-        return {}
+    if not getattr(model_class, "_supports_sdpa", False) or not model_class._can_set_attn_implementation():
+        return {}  # of a model that is built for one of them the others are variants
     return {"eager": functools.partial(attention_through, "eager")}
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from veriformer.properties.adapters.huggingface_backends import call, prepared
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
-
-_implementation: list[str] = []
-
 
 def transformers() -> ModuleType:
     """Import the library, quietly."""
@@ -25,24 +21,14 @@ def transformers() -> ModuleType:
     return transformers
 
 
-@contextmanager
-def attention_through(implementation: str) -> Iterator[None]:
-    """Let every model that is called inside go through one implementation of attention: eager, sdpa ..."""
-    _implementation.append(implementation)
-    try:
-        yield
-    finally:
-        _implementation.pop()
-
-
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     """Call an encoder on tokens `[B, T]`; attention_mask `[B, T]` True = may attend."""
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
+    return _output(call(model, **_given(model, tokens, attention_mask)))
 
 
 def forward_causally(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     """Call a causal model; with a mask positions count real tokens, as `generate` has it."""
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask, counted=True)))
+    return _output(call(model, **_given(model, tokens, attention_mask, counted=True)))
 
 
 def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None, target_mask: Any = None) -> Any:
@@ -52,7 +38,7 @@ def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None, 
         given["attention_mask"] = source_mask.long()
     if target_mask is not None:
         given["decoder_attention_mask"] = target_mask.long()
-    return _output(_prepared(model)(**given))
+    return _output(call(model, **given))
 
 
 def classify(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
@@ -60,7 +46,7 @@ def classify(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     padding = getattr(model.config, "pad_token_id", None)
     if attention_mask is not None and padding is not None:
         tokens = torch.where(attention_mask, tokens, torch.full_like(tokens, padding))
-    return _output(_prepared(model)(**_given(model, tokens, attention_mask)))
+    return _output(call(model, **_given(model, tokens, attention_mask)))
 
 
 def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
@@ -70,30 +56,62 @@ def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
         given["attention_mask"] = attention_mask.long()
     if "use_cache" in arguments_of(model.__class__):
         given["use_cache"] = False
-    return _output(_prepared(model)(**given))
+    return _output(call(model, **given))
 
 
 def encode_embeddings(model: Any, x: Any) -> Any:
     """Call the stack of layers of a vision model on embeddings `[B, T, D]`."""
-    return _output(_prepared(model)(x))
+    return _output(prepared(model)[0](x))
+
+
+CACHES = ("past_key_values", "cache_params", "state")
+"""Names under which a model takes and gives what it keeps of the past."""
 
 
 def cached(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
-    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through `past_key_values`."""
-    past: Any = None
-    model, start, outputs = _prepared(model), 0, []
+    """Return the logits `[B, T, V]` of chunks of tokens, one after another, through the cache that the model makes."""
+    return _through(None, model, chunks, attention_mask, reorder)
+
+
+def cached_at_fixed_size(model: Any, chunks: Any, attention_mask: Any = None, reorder: Any = None) -> Any:
+    """Return the logits of chunks through a `StaticCache`, which has room for two tokens more."""
+    room = sum(chunk.shape[1] for chunk in chunks) + 2
+    past = transformers().StaticCache(config=model.config, max_cache_len=room)
+    return _through(past, model, chunks, attention_mask, reorder)
+
+
+def cached_in_order(model: Any, chunks: Any) -> Any:
+    """Return the logits of chunks through a cache that knows neither masks nor another order of the samples."""
+    return cached(model, chunks)
+
+
+def _through(past: Any, model: Any, chunks: Any, attention_mask: Any, reorder: Any) -> Any:
+    start, outputs = 0, []
+    name = cache_of(model.__class__)
     for number, chunk in enumerate(chunks):
         if number == 1 and reorder is not None:
-            past.reorder_cache(reorder)
+            past = _reordered_cache(past, reorder)
             attention_mask = _reordered(attention_mask, start, reorder)
         end = start + chunk.shape[1]
         mask = None if attention_mask is None else attention_mask[:, :end]
         given = _given(model, chunk, mask, counted=True, start=start)
-        answer = model(**{**given, "use_cache": True}, past_key_values=past)
-        past = answer.past_key_values
+        answer = call(model, **{**given, "use_cache": True, name: past})
+        past = getattr(answer, name)
         outputs.append(_output(answer))
         start = end
     return torch.cat(outputs, dim=1)
+
+
+def cache_of(model_class: Any) -> str | None:
+    """Return the name of what a model class keeps of the past; None if it takes nothing of the kind."""
+    return next((name for name in CACHES if name in arguments_of(model_class)), None)
+
+
+def _reordered_cache(past: Any, order: Any) -> Any:
+    if isinstance(past, list):  # the states themselves, `[B, ...]`
+        return [state[order] for state in past]
+    past.reorder_cache(order)
+    return past
 
 
 def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
@@ -103,7 +121,7 @@ def generate(model: Any, tokens: Any, steps: int, use_cache: bool) -> Any:
     )
     own, model.generation_config = model.generation_config, config
     try:
-        return _prepared(model).generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+        return prepared(model)[0].generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
     finally:
         model.generation_config = own
 
@@ -129,17 +147,6 @@ def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: 
 def arguments_of(model_class: Any) -> frozenset[str]:
     """Return the names that the forward of a model class takes."""
     return frozenset(inspect.signature(model_class.forward).parameters)
-
-
-def _prepared(model: Any) -> Any:
-    """Return the model, going through the implementation of attention that is chosen now."""
-    if not hasattr(model, "set_attn_implementation"):
-        return model
-    released = model.__dict__.setdefault("_released_attention", model.config._attn_implementation)
-    wanted = _implementation[-1] if _implementation else released
-    if model.config._attn_implementation != wanted:
-        model.set_attn_implementation(wanted)
-    return model
 
 
 def _output(answer: Any) -> Any:

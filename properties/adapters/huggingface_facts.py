@@ -13,7 +13,6 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
             "t5",
             "mt5",
             "umt5",
-            "longt5",
             "switch_transformers",
             "gpt_neo",
             "granite",
@@ -30,9 +29,16 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     **{
         key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
     },  # query_pre_attn_scalar, by default
-    **{key: {"sink": True} for key in ("deepseek_v4", "flint", "gpt_oss", "hy_v4")},
+    **{key: {"sink": True} for key in ("flint", "gpt_oss")},
     **{key: {"structure": "other"} for key in ("esmc", "minicpm3", "neomme")},  # residual sums are weighed
     **{key: {"structure": "other"} for key in ("cohere", "cohere2")},  # logit_scale multiplies what the last map gives
+    # keys are chosen by an indexer, by blocks or by windows to both sides, as each of their papers has it
+    **{key: {"sparse": True} for key in ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "qwen4_exp_text")},
+    **{key: {"sparse": True} for key in ("big_bird", "bigbird_pegasus", "led", "longformer", "reformer")},
+    "llama4_text": {"sparse": True},  # layers that see their own chunk of the sequence alone
+    **{key: {"sparse": True} for key in ("doge", "minimax_m3_vl_text", "pegasus_x")},
+    **{key: {"sparse": True, "sink": True} for key in ("deepseek_v4", "hy_v4")},
+    "longt5": {"sparse": True, **_UNSCALED},
     "cpmant": {"causal": False},  # marks the whole input as context, which sees itself both ways
     "hrm_text": {"shared_layers": True},  # hierarchical reasoning: the same layers are applied again and again
 }
@@ -48,21 +54,38 @@ SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
 ENCODERS = frozenset({"cpmant", "xlnet"})
 """Model types registered for language modelling whose stack is called as an encoder."""
 
-WITHOUT_MASK = frozenset({"cpmant"})  # its attention_mask is a placeholder; padding is told by the token 0
+WITHOUT_MASK = frozenset({
+    "cpmant",  # its attention_mask is a placeholder; padding is told by the token 0
+    "rwkv",  # warns that it is unused
+})  # fmt: skip
 """Model types that take `attention_mask` and do not read it, by their documentation."""
 
 OTHER_INPUTS = frozenset({
     "fuyu",  # images
     "gemma4_assistant", "gemma4_unified_assistant",  # draft models: states of the model they draft for
+    "perceiver",  # arrays of floats: text needs a preprocessor beside it
     "encoder-decoder",  # put together from two other models
 })  # fmt: skip
 """Model types that are registered for text and need something else."""
+
+IN_ORDER = frozenset({"xlstm"})  # its cache has no reorder_cache, and its model takes no mask
+"""Model types whose cache goes on with the samples that it has."""
 
 NOT_BY_EMBEDDINGS = frozenset({
     "gemma4_text",  # raises without input_ids: its layers embed the tokens again
     "deepseek_v4",  # its first layers choose experts by a hash of the token ids
 })  # fmt: skip
 """Model types for which `inputs_embeds` alone is documented not to be an entry."""
+
+
+def window_of(config: Any) -> dict[str, int]:
+    """Return the window that all layers of a causal configuration have, as a fact; none where a layer sees everything.
+
+    `sliding_window` is documented to be the number of keys that a query sees, its own among them.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
+    window = getattr(config, "sliding_window", None)
+    return {"window": window} if kinds == {"sliding_attention"} and isinstance(window, int) and window > 0 else {}
 
 
 def declared_facts(model_type: str) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from veriformer.properties.subject.sizes import DrawnConfig
 SPECIAL_TOKENS = 4
 """Rows of the vocabulary beyond the drawn one: ids of padding, begin, end and mask, which are never drawn."""
 
+WINDOW = 5
+"""What windows become: the longest of the small lengths that are drawn, 2 to 9, pass it by several tokens."""
+
 Rule = Callable[[DrawnConfig], Any]
 
 _RULES: tuple[tuple[str, Rule], ...] = (
@@ -43,6 +46,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ),
     (r"expert_capacity", lambda c: 64),
     # heads
+    (r"index_n_heads", lambda c: 16),  # of few heads all scores of a key are often cut to zero: a choice among equals
     (
         r"num_key_value_heads num_kv_heads n_head_kv kv_heads num_attention_groups "
         r"num_global_key_value_heads swa_num_key_value_heads num_query_groups",
@@ -50,7 +54,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ),
     (
         r"n_heads? num_heads h nhead attention_heads num_qk_heads num_v_heads rnn_heads num_attention_head "
-        r"\w*attention_heads linear_num_\w*heads index_n_heads lightning_nh num_attn_heads \w+_num_heads "
+        r"\w*attention_heads linear_num_\w*heads lightning_nh num_attn_heads \w+_num_heads "
         r"n_q_head mamba_n_heads n_mamba_heads lightning_nkv",
         lambda c: c.num_heads,
     ),
@@ -97,8 +101,22 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"chunk_size mamba_chunk_size", lambda c: 8),
     (r"mamba_d_head mamba_headdim", lambda c: 2 * c.d_model // c.num_heads),
     (r"mamba_d_ssm", lambda c: 2 * c.d_model),
-    (r"block_size", lambda c: 4),
+    # windows, blocks, landmarks and buckets: smaller than the lengths of a check, or no check sees them at work
+    (
+        r"sliding_window sliding_window_size window_size attention_window_size keep_window_size",
+        lambda c: WINDOW,
+    ),
+    (r"local_attention", lambda c: 2 * (WINDOW // 2)),  # both sides together
+    (r"local_radius local_attn_chunk_length lsh_attn_chunk_length attention_chunk_size", lambda c: WINDOW - 1),
+    (r"index_topk", lambda c: WINDOW),
+    (r"index_topk_blocks num_random_blocks index_local_blocks num_mem_blocks", lambda c: 1),
+    (r"block_size global_block_size index_block_size", lambda c: 4),
     (r"attention_window", lambda c: 8),
+    (r"num_global_tokens num_latents", lambda c: 3),
+    (r"hidden_size_per_layer_input laurel_rank", lambda c: 8),
+    (r"conv_kernel_size", lambda c: 3),  # odd: it reads as many tokens before as behind
+    (r"relative_attention_num_buckets num_buckets", lambda c: 8),
+    (r"relative_attention_max_distance relative_max_distance", lambda c: 16),
     # dropout
     (r"\w*dropout\w* \w*_pdrop \w*_drop dropout_rate", lambda c: c.dropout),
     (r"\w*layerdrop router_jitter_noise \w*jitter\w* drop_path_rate", lambda c: 0.0),
@@ -112,12 +130,17 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_
 _UNSET = ("head_dim", "num_key_value_heads", "vocab_size")
 """Sizes that some configurations leave open, and whose models do not work then."""
 
+_BOTH = ("sliding_attention", "full_attention")
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
 _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "mamba2": lambda c: {"head_dim": 2 * c.d_model // c.num_heads},
     "reformer": lambda c: {
         "axial_pos_embds_dim": (c.d_model // 2,) * 2,
         "axial_pos_shape": (8, c.max_len // 8),
         "max_position_embeddings": c.max_len,
+        "hash_seed": 0,  # else two equal calls differ, by its documentation
+        "num_buckets": 4,  # else the length of the first call decides
     },
     "bamba": lambda c: {"attn_layer_indices": [1]},
     "granitemoehybrid": lambda c: {"layer_types": ["mamba", "attention"]},
@@ -133,10 +156,37 @@ _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "led": lambda c: {"attention_window": [8] * c.num_layers},
     "longformer": lambda c: {"attention_window": [8] * c.num_layers},
     "longcat_flash": lambda c: {"qk_head_dim": 2 * c.d_head, "num_key_value_heads": c.num_heads},
-    "mimo_v2_flash": lambda c: {"num_key_value_heads": c.num_key_value_heads},
+    "mimo_v2_flash": lambda c: {
+        "num_key_value_heads": c.num_heads // 2,  # its sliding layers have twice as many
+        "rope_parameters": dict.fromkeys(_BOTH, {**_ROPE, "partial_rotary_factor": 0.5}),  # a third of 16 is none
+    },
     "esmc": lambda c: {"num_key_value_heads": c.num_heads},
     "mobilebert": lambda c: {"intra_bottleneck_size": c.d_model, "true_hidden_size": c.d_model},
+    "lfm2": lambda c: {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": lambda c: {"layer_types": ["conv", "full_attention"]},
+    "xlstm": lambda c: {"qk_dim_factor": 64 / c.d_model, "v_dim_factor": 64 / c.d_model},  # its cache has multiples of 64
+    "mpnet": lambda c: {"relative_attention_num_buckets": 32},  # it has 32 whatever is configured
+    "zamba": lambda c: {
+        "attention_hidden_size": 2 * c.d_model, "attention_head_dim": 2 * c.d_head,
+        "layers_block_type": ["hybrid"] * c.num_layers,  # its parts are shared: it refuses to have one such layer
+    },
+    "funnel": lambda c: {"block_sizes": [c.num_layers], "block_repeats": [1]},  # pooling between blocks refuses two tokens
+    "cohere_compass_text": lambda c: {
+        "layer_types": list(_BOTH), "rope_parameters": {kind: dict(_ROPE) for kind in _BOTH},
+    },
+    "deepseek_v4": lambda c: {
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3}
+    },
+    "dots3_note_text": lambda c: {
+        "layer_types": ["sliding_attention", "indexed_attention"], "head_dim": 2 * c.d_head, "swa_head_dim": 2 * c.d_head,
+        "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_v_head_dim": c.d_head, "swa_qk_nope_head_dim": c.d_head,
+        "swa_qk_rope_head_dim": c.d_head, "swa_num_attention_heads": c.num_heads, "swa_num_key_value_heads": c.num_heads,
+    },
+    "qwen4_exp_text": lambda c: {
+        "layer_types": ["linear_attention", "full_attention"], "indexer_n_heads": c.num_heads,
+        "indexer_kv_heads": 1, "indexer_head_dim": c.d_head, "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
 }
 """What single models need besides, since their sizes hang together in a way of their own."""
 
@@ -169,9 +219,14 @@ def small_configuration(config_class: type, sizes: DrawnConfig, **more: Any) -> 
         elif (found := _small(name, value, sizes)) is not None:
             values[name] = found
     layers = _number_of_layers(released)
+    if _has_unused_window(values, released):
+        values["layer_types"] = [_BOTH[i % 2] for i in range(sizes.num_layers)]
     for name, value in released.to_dict().items():
+        if name in values and name == "layer_types":
+            continue
         if isinstance(value, list) and layers and len(value) == layers and layers > sizes.num_layers:
-            values[name] = _every_kind(value, sizes.num_layers)
+            kinds = _every_kind(value, sizes.num_layers)
+            values[name] = [kind if (small := _small(name, kind, sizes)) is None else small for kind in kinds]
         elif name not in values and isinstance(value, list) and value and name.endswith("_layers"):
             kept = [i for i in value if isinstance(i, int) and i < sizes.num_layers]
             values[name] = kept if all(isinstance(i, int) for i in value) else value
@@ -180,6 +235,13 @@ def small_configuration(config_class: type, sizes: DrawnConfig, **more: Any) -> 
     values |= _OF_TYPE.get(released.model_type, lambda c: {})(sizes)
     values |= {name: value for name, value in more.items() if value is not None}
     return config_class(**values)
+
+
+def _has_unused_window(values: Mapping[str, Any], released: Any) -> bool:
+    """Whether layers may have the window of a configuration, and none has it as released."""
+    kinds = set(getattr(released, "layer_types", None) or ())
+    may = getattr(released, "use_sliding_window", True) and bool(values.get("sliding_window"))
+    return may and kinds == {"full_attention"}
 
 
 def _small(name: str, value: Any, sizes: DrawnConfig) -> Any:
