@@ -54,6 +54,7 @@ LIBRARIES: dict[str, Library] = {
     "linear-attention-transformer": Library(
         ("linear_attention_models",), ("linear-attention-transformer",), ("linear_attention_transformer",)
     ),
+    "linformer": Library(("linformer_models",), ("linformer",), ("linformer",)),
     "performer-pytorch": Library(("performer_models",), ("performer-pytorch",), ("performer_pytorch",)),
     "reformer-pytorch": Library(("reformer_models",), ("reformer-pytorch",), ("reformer_pytorch",)),
     "nystrom-attention": Library(("nystrom_models",), ("nystrom-attention",), ("nystrom_attention",)),

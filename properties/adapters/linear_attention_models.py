@@ -1,4 +1,4 @@
-"""linear-attention-transformer: language models with linear attention."""
+"""linear-attention-transformer: language models with linear attention, local heads and Linformer layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from veriformer.properties.adapters.shared.plain_calls import call_with_input_ma
 from veriformer.properties.subject.subject import Subject
 
 
-def build_linear(config: Any, **options: Any) -> nn.Module:
-    """Return a LinearAttentionTransformerLM."""
-    from linear_attention_transformer import LinearAttentionTransformerLM
+def build_linear(config: Any, latents: int = 0, **options: Any) -> nn.Module:
+    """Return a LinearAttentionTransformerLM that pads itself to whole windows.
 
-    return LinearAttentionTransformerLM(
+    Args:
+        config: the drawn sizes.
+        latents: keys that a Linformer layer reduces the sequence to; 0: linear attention.
+        options: of LinearAttentionTransformerLM.
+    """
+    from linear_attention_transformer import LinearAttentionTransformerLM, LinformerSettings
+    from linear_attention_transformer.autopadder import Autopadder
+
+    model = LinearAttentionTransformerLM(
         config.vocab_size,
         config.d_model,
         config.num_layers,
@@ -25,13 +32,30 @@ def build_linear(config: Any, **options: Any) -> nn.Module:
         attn_dropout=config.dropout,
         ff_dropout=config.dropout,
         use_axial_pos_emb=False,
+        linformer_settings=LinformerSettings(k=latents) if latents else None,
         **options,
     )
+    return Autopadder(model)
+
+
+_WINDOW = {"n_local_attn_heads": 1, "local_attn_window_size": 4}
+
+
+def _linear(label: str, causal: bool = False, **options: Any) -> Subject:
+    return Subject(
+        kind="decoder" if causal else "encoder", name=f"linear-attention-transformer ({label})",
+        build=partial(build_linear, causal=causal, **options), forward=call_with_input_mask, mask_forms=("padding",),
+        domain={"max_len": (40,)}, declares={} if causal else {"causal": False},
+    )  # fmt: skip
 
 
 SHIPPED = {
-    "causal": Subject(kind="decoder", name="linear-attention-transformer (causal)",
-                      build=partial(build_linear, causal=True), forward=call_with_input_mask, mask_forms=("padding",)),
-    "bidirectional": Subject(kind="encoder", name="linear-attention-transformer", build=build_linear,
-                             forward=call_with_input_mask, mask_forms=("padding",), declares={"causal": False}),
-}  # fmt: skip
+    "causal": _linear("causal", True),
+    "causal-rotary": _linear("causal, rotary", True, use_rotary_emb=True),
+    "causal-local": _linear("causal, a local head", True, **_WINDOW),
+    "causal-shift": _linear("causal, shifted tokens", True, shift_tokens=True),
+    "bidirectional": _linear("bidirectional"),
+    "local": _linear("a local head", **_WINDOW),
+    "shift": _linear("shifted tokens", shift_tokens=True),
+    "linformer": _linear("Linformer layers", latents=4),
+}

@@ -12,8 +12,14 @@ from torch import nn
 from veriformer.properties.subject.subject import Subject
 
 
-def build(config: Any, released: str) -> nn.Module:
-    """Return the GPT of a released configuration, of the drawn sizes."""
+def build(config: Any, released: str, **options: Any) -> nn.Module:
+    """Return the GPT of a released configuration, of the drawn sizes; a sliding window has three tokens.
+
+    Args:
+        config: the drawn sizes.
+        released: name of the configuration.
+        options: of it, instead of the released ones.
+    """
     from litgpt.config import Config
     from litgpt.model import GPT
 
@@ -37,13 +43,19 @@ def build(config: Any, released: str) -> nn.Module:
         if like.moe_intermediate_size:
             sizes["moe_intermediate_size"] = config.d_ff
     if like.sliding_window_size is not None:
-        sizes["sliding_window_size"] = 64
-        sizes["sliding_window_indices"] = (like.sliding_window_indices or [])[-config.num_layers :]
+        sizes["sliding_window_size"] = WINDOW
+        sizes["sliding_window_indices"] = _indices(like.sliding_window_indices or [], config.num_layers)
     if like.rope_indices:
-        sizes["rope_indices"] = like.rope_indices[: config.num_layers]
+        sizes["rope_indices"] = _indices(like.rope_indices, config.num_layers)
     if like.attention_scores_scalar is not None:
         sizes["attention_scores_scalar"] = config.d_head
-    return GPT(Config.from_name(released, **sizes))
+    return GPT(Config.from_name(released, **{**sizes, **options}))
+
+
+def _indices(pattern: list[int], layers: int) -> list[int]:
+    """Return a pattern of as many layers that has both of its kinds, where the released one has and there is room."""
+    kinds = [next(i for i in pattern if i == kind) for kind in sorted(set(pattern), reverse=True)]
+    return (kinds * layers)[:layers]
 
 
 def forward(model: Any, tokens: Any) -> Any:
@@ -52,7 +64,12 @@ def forward(model: Any, tokens: Any) -> Any:
 
 
 def cached(model: Any, chunks: Any) -> Any:
-    """Return the logits `[B, T, V]` chunk by chunk through the cache that the model keeps."""
+    """Return the logits `[B, T, V]` chunk by chunk through the cache that the model keeps.
+
+    A chunk longer than a sliding window is handed over in parts, as its error asks.
+    """
+    if any(block.attn.apply_sliding_window_attention for block in model.transformer.h):
+        chunks = [part for chunk in chunks for part in chunk.split(model.config.sliding_window_size, dim=1)]
     batch, device = chunks[0].shape[0], chunks[0].device
     dtype = next(model.parameters()).dtype
     start, outputs = 0, []
@@ -67,6 +84,7 @@ def cached(model: Any, chunks: Any) -> Any:
     return torch.cat(outputs, dim=1)
 
 
+WINDOW = 3
 _RELEASED: Mapping[str, str] = {
     "pythia": "pythia-14m",
     "llama2": "Llama-2-7b-hf",
@@ -89,15 +107,31 @@ _RELEASED: Mapping[str, str] = {
     "smollm2": "SmolLM2-135M",
     "tiny-llama": "tiny-llama-1.1b",
 }
-SHIPPED = {
-    name: Subject(
+_OPTIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "gemma2-no-cap": ("Gemma-2-2b", {"attention_logit_softcapping": None}),
+    "gemma2-windowed": ("Gemma-2-2b", {"attention_logit_softcapping": None, "sliding_window_indices": [1] * 16}),
+    "pythia-sequential": ("pythia-14m", {"parallel_residual": False}),
+    "llama3-linear-rope": ("Llama-3-8B", {"rope_adjustments": {"factor": 2.0}}),
+    "phi3-full": ("Phi-3-mini-4k-instruct", {"sliding_window_size": None, "sliding_window_indices": None}),
+}
+"""Options of one configuration, and what it is released with."""
+
+
+def _gpt(name: str, released: str, **options: Any) -> Subject:
+    windowed = name in ("mistral", "phi3", "gemma2-windowed")  # every layer has the window
+    return Subject(
         kind="decoder",
-        name=f"litgpt {released}",
-        build=partial(build, released=released),
+        name=f"litgpt {released}" + (f" ({name})" if options else ""),
+        build=partial(build, released=released, **options),
         forward=forward,
         cache=cached,
         mask_forms=(),
         domain={"d_model": (16, 32), "num_heads": (2, 4), "num_key_value_heads": (2,), "max_len": (40,)},
+        declares={"window": WINDOW} if windowed else {},
     )
-    for name, released in _RELEASED.items()
+
+
+SHIPPED = {
+    **{name: _gpt(name, released) for name, released in _RELEASED.items()},
+    **{name: _gpt(name, released, **options) for name, (released, options) in _OPTIONS.items()},
 }

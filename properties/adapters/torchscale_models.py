@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
@@ -48,14 +49,14 @@ def build_decoder(config: Any, **options: Any) -> nn.Module:
     return _Embedded(Decoder(settings, embed_tokens=nn.Embedding(config.vocab_size, config.d_model)))
 
 
-def build_retnet(config: Any) -> nn.Module:
-    """Return a retentive network of the drawn sizes, in its parallel form."""
+def build_retnet(config: Any, **options: Any) -> nn.Module:
+    """Return a retentive network of the drawn sizes, in its parallel form or by chunks."""
     name_operators()
     from torchscale.architecture.config import RetNetConfig
     from torchscale.architecture.retnet import RetNetDecoder
 
     sizes = _options(
-        config, "decoder", decoder_retention_heads=config.num_heads, decoder_value_embed_dim=config.d_model
+        config, "decoder", decoder_retention_heads=config.num_heads, decoder_value_embed_dim=config.d_model, **options
     )
     for name in ("decoder_attention_heads", "attention_dropout"):
         sizes.pop(name)
@@ -79,6 +80,15 @@ def retain(model: Any, tokens: Any) -> Any:
     return model.stack(tokens)[0]
 
 
+def cached(model: Any, chunks: Any) -> Any:
+    """Return the logits `[B, T, V]` token by token: its incremental state takes one at a time."""
+    tokens = torch.cat(list(chunks), dim=1)
+    state: dict[Any, Any] = {}
+    steps = range(1, tokens.shape[1] + 1)
+    outputs = [model.stack(tokens[:, :end], incremental_state=state)[0] for end in steps]
+    return torch.cat(outputs, dim=1)
+
+
 def _encoder(label: str, **options: Any) -> Subject:
     return Subject(kind="encoder", name=f"torchscale Encoder ({label})", build=partial(build_encoder, **options),
                    forward=encode, declares={"causal": False})  # fmt: skip
@@ -86,7 +96,7 @@ def _encoder(label: str, **options: Any) -> Subject:
 
 def _decoder(label: str, **options: Any) -> Subject:
     return Subject(kind="decoder", name=f"torchscale Decoder ({label})", build=partial(build_decoder, **options),
-                   forward=decode)  # fmt: skip
+                   forward=decode, cache=cached)  # fmt: skip
 
 
 SHIPPED = {
@@ -103,5 +113,13 @@ SHIPPED = {
     "decoder-deepnorm": _decoder("DeepNorm", deepnorm=True, subln=False, decoder_normalize_before=False),
     "decoder-t5": _decoder("T5 bias", rel_pos_buckets=8, max_rel_pos=16),
     "decoder-xpos": _decoder("xPos", xpos_rel_pos=True),
-    "retnet": Subject(kind="decoder", name="torchscale RetNet", build=build_retnet, forward=retain),
+    "decoder-embedding-norm": _decoder("normalised embeddings", layernorm_embedding=True),
+    "retnet": Subject(kind="decoder", name="torchscale RetNet", build=build_retnet, forward=retain, cache=cached),
+    "retnet-chunks": Subject(
+        kind="decoder",
+        name="torchscale RetNet (chunks of three)",
+        forward=retain,
+        cache=cached,
+        build=partial(build_retnet, chunkwise_recurrent=True, recurrent_chunk_size=3),
+    ),
 }

@@ -57,6 +57,7 @@ def cached(model: Any, chunks: Any) -> Any:
 
 
 def _decoder(label: str, family: str, builder: str, **options: Any) -> Subject:
+    """Name a decoder; gemma2 has a window in every layer but each second one, so that none is declared."""
     return Subject(
         kind="decoder", name=f"torchtune {label}", build=partial(build, family=family, builder=builder, **options),
         forward=forward, mask_forms=("padding",), cache=cached,
@@ -73,6 +74,9 @@ SHIPPED = {
     "qwen2-tied": _decoder("Qwen 2 (tied)", "qwen2", "qwen2", tie_word_embeddings=True),
     "phi3": _decoder("Phi 3", "phi3", "phi3"),
     "gemma": _decoder("Gemma", "gemma", "gemma", head_dim=lambda c: c.d_head),
-    "gemma2": _decoder("Gemma 2", "gemma2", "gemma2", head_dim=lambda c: c.d_head, sliding_window_size=64,
+    "gemma2": _decoder("Gemma 2", "gemma2", "gemma2", head_dim=lambda c: c.d_head, sliding_window_size=3,
                        query_pre_attn_scalar=lambda c: c.d_head),
+    "gemma2-full": _decoder("Gemma 2 (no window)", "gemma2", "gemma2", head_dim=lambda c: c.d_head,
+                            sliding_window_size=None, query_pre_attn_scalar=lambda c: c.d_head),
+    "llama3_2": _decoder("Llama 3.2 (tied)", "llama3_2", "llama3_2"),
 }  # fmt: skip

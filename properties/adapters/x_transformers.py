@@ -62,6 +62,12 @@ def cached(model: Any, chunks: Any) -> Any:
     return torch.cat(outputs, dim=1)
 
 
+def can_cache(options: Mapping[str, Any]) -> bool:
+    """Whether a model of these options says that its keys can be cached (`can_cache_kv`): its `generate` asks that."""
+    wrapper = options.get("wrapper", {})
+    return not (options.get("attn_selective") or wrapper.get("num_memory_tokens") or wrapper.get("recycling"))
+
+
 _NO_TABLE = {"wrapper": {"use_abs_pos_emb": False}}
 _DECODERS: Mapping[str, dict[str, Any]] = {
     "absolute": {},
@@ -114,6 +120,21 @@ _DECODERS: Mapping[str, dict[str, Any]] = {
     "selective": {"attn_selective": True},
     "forgetting": {"attn_data_dependent_alibi": True, **_NO_TABLE},
     "hyper-connections": {"num_residual_streams": 2},
+    "window-flash": {"attn_max_attend_past": 3, "attn_flash": True, "rotary_pos_emb": True, **_NO_TABLE},
+    "alibi-flash": {"alibi_pos_bias": True, "attn_flash": True, **_NO_TABLE},
+    "alibi-memory-keys": {"alibi_pos_bias": True, "attn_num_mem_kv": 3, **_NO_TABLE},
+    "alibi-rotary": {"alibi_pos_bias": True, "rotary_pos_emb": True, **_NO_TABLE},
+    "forgetting-memory-keys": {"attn_data_dependent_alibi": True, "attn_num_mem_kv": 3, **_NO_TABLE},
+    "forgetting-per-row": {"attn_data_dependent_alibi": True, "attn_data_dependent_alibi_per_row": True, **_NO_TABLE},
+    "latent-keys": {"attn_use_latent_kv": True, "attn_dim_latent_kv": 8},
+    "latent-value-residual": {"add_value_residual": True, "attn_use_latent_kv": True, "attn_dim_latent_kv": 8},
+    "grouped-value-residual": {"add_value_residual": True, "attn_kv_heads": lambda c: 1 if c.num_heads == 2 else 2},
+    "grouped-polar": {"polar_pos_emb": True, "attn_kv_heads": lambda c: 1 if c.num_heads == 2 else 2, **_NO_TABLE},
+    "orthogonal-values": {"attn_orthog_projected_values": True},
+    "l2-distance": {"attn_l2_distance": True},
+    "unet-skips": {"unet_skips": True},
+    "zero-key": {"attn_add_zero_kv": True},
+    "interspersed-memory": {"wrapper": {"num_memory_tokens": 2, "memory_tokens_interspersed_every": 4}},
 }  # fmt: skip
 _ENCODERS: Mapping[str, dict[str, Any]] = {
     "absolute": {},
@@ -124,11 +145,17 @@ _ENCODERS: Mapping[str, dict[str, Any]] = {
     "flash": {"attn_flash": True},
     "post-norm": {"pre_norm": False},
     "rmsnorm": {"use_rmsnorm": True},
+    "shift-tokens": {"shift_tokens": 1},
+    "window": {"attn_max_attend_past": 3},
+    "memory-keys-flash": {"attn_num_mem_kv": 3, "attn_flash": True},
+    "query-key-norm": {"attn_qk_norm": True},
 }
 _DECLARED: Mapping[str, dict[str, Any]] = {
     "decoder-no-positions": {"positions": "none"},
     "encoder-no-positions": {"positions": "none"},
     "decoder-window": {"window": 4},  # max_attend_past=3: three tokens and itself
+    "decoder-window-flash": {"window": 4},
+    "encoder-window": {"sparse": True},  # of the past alone: what comes later is all seen
 }
 """Documented behaviour, by subject; what is not here is probed."""
 
@@ -136,7 +163,8 @@ _DECLARED: Mapping[str, dict[str, Any]] = {
 def _decoder(name: str, options: dict[str, Any]) -> Subject:
     return Subject(
         kind="decoder", name=f"x-transformers decoder ({name})", build=partial(build, **options), forward=forward,
-        mask_forms=("padding",), domain=DOMAIN, cache=cached, declares=_DECLARED.get(f"decoder-{name}", {}),
+        mask_forms=("padding",), domain=DOMAIN, cache=cached if can_cache(options) else None,
+        declares=_DECLARED.get(f"decoder-{name}", {}),
     )  # fmt: skip
 
 
