@@ -46,7 +46,7 @@ def build_value_rotary(config: Any) -> nn.Module:
     """Return multi-head attention whose values are rotated too."""
     from labml_nn.transformers.rope.value_pe import RotaryValuePEMultiHeadAttention
 
-    return RotaryValuePEMultiHeadAttention(config.num_heads, config.d_model, 1.0, config.dropout)
+    return RotaryValuePEMultiHeadAttention(config.num_heads, config.d_model, 1.0, 1.0, config.dropout)
 
 
 def build_attention_free(config: Any) -> nn.Module:
