@@ -18,20 +18,27 @@ def build_attention(config: Any, processor: str = "", **options: Any) -> nn.Modu
     from diffusers.models import attention_processor
 
     options = {name: value(config) if callable(value) else value for name, value in options.items()}
+    slices = (1,) if processor.startswith("Sliced") else ()  # one head of one sample at a time
     if processor:
-        options["processor"] = getattr(attention_processor, processor)()
-    return attention_processor.Attention(
+        options["processor"] = getattr(attention_processor, processor)(*slices)
+    attention = attention_processor.Attention(
         config.d_model, heads=config.num_heads, dim_head=config.d_head, dropout=config.dropout, **options
     )
+    if processor and type(attention.processor).__name__ != processor:
+        raise RuntimeError(f"diffusers attends by {type(attention.processor).__name__}; {processor} was asked for")
+    return attention
 
 
-def build_block(config: Any, **options: Any) -> nn.Module:
-    """Return a BasicTransformerBlock of the drawn sizes."""
+def build_block(config: Any, chunk: int = 0, **options: Any) -> nn.Module:
+    """Return a BasicTransformerBlock of the drawn sizes; chunk > 0: so many positions a feed-forward."""
     from diffusers.models.attention import BasicTransformerBlock
 
-    return BasicTransformerBlock(
+    block = BasicTransformerBlock(
         config.d_model, config.num_heads, config.d_head, dropout=config.dropout, ff_inner_dim=config.d_ff, **options
     )
+    if chunk:
+        block.set_chunk_feed_forward(chunk, dim=1)
+    return block
 
 
 def build_feed_forward(config: Any, activation: str) -> nn.Module:
@@ -57,10 +64,15 @@ def run_block(model: Any, x: Any, attention_mask: Any = None) -> Any:
 
 
 def _bias(x: Any, mask: Any) -> Any:
-    """Return the bias `[B, 1, S]` of a mask: the lowest number where it hides, as the attention itself has no mask."""
+    """Return the bias `[B, 1, S]` of a mask, as attention takes no mask.
+
+    It hides by the lowest number that bfloat16 holds too: under autocast the scores are in it, and a lower one is -inf
+    there, so that a row without a key would be 0/0. The library's own models hide with -10000, which large scores pass.
+    """
     if mask is None:
         return None
-    return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None, :]
+    lowest = max(torch.finfo(x.dtype).min, torch.finfo(torch.bfloat16).min)
+    return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, lowest)[:, None, :]
 
 
 def _attention(
@@ -81,8 +93,13 @@ SHIPPED = {
     "attention": _attention("default"),
     "attention-eager": _attention("AttnProcessor", processor="AttnProcessor"),
     "attention-bias": _attention("biases", bias=True),
-    "attention-sliced": _attention("upcast", processor="AttnProcessor", upcast_attention=True, upcast_softmax=True),
+    "attention-upcast": _attention("upcast", processor="AttnProcessor", upcast_attention=True, upcast_softmax=True),
+    "attention-sliced": _attention("SlicedAttnProcessor", processor="SlicedAttnProcessor"),
     "attention-qk-norm": _attention("query-key norm", qk_norm="layer_norm"),
+    "attention-qk-norm-eager": _attention(
+        "query-key norm, AttnProcessor", processor="AttnProcessor", qk_norm="layer_norm"
+    ),
+    "attention-qk-norm-across": _attention("query-key norm across heads", qk_norm="rms_norm_across_heads"),
     "attention-residual": _attention("residual", residual_connection=True, bias=True),
     "attention-cross": _attention(
         "cross", kind="cross_attention", forward=attend_across, cross_attention_dim=lambda c: c.d_model
@@ -91,6 +108,14 @@ SHIPPED = {
         kind="layer",
         name="diffusers BasicTransformerBlock",
         build=build_block,
+        forward=run_block,
+        mask_forms=("padding",),
+        declares={"causal": False, "positions": "none"},
+    ),
+    "block-chunked": Subject(
+        kind="layer",
+        name="diffusers BasicTransformerBlock (chunked feed-forward)",
+        build=partial(build_block, chunk=1),
         forward=run_block,
         mask_forms=("padding",),
         declares={"causal": False, "positions": "none"},

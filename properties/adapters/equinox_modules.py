@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from veriformer.properties.adapters.flax_modules import attend, attend_across
@@ -39,6 +40,39 @@ def build_norm(config: Any, name: str) -> nn.Module:
     return JaxModule(params, lambda params, x: jax.vmap(jax.vmap(equinox.combine(params, rest)))(x))
 
 
+def build_rotary(config: Any, theta: float, beside: float | None = None) -> nn.Module:
+    """Return rotary positions of the drawn head width.
+
+    Args:
+        config: sizes.
+        theta: base of the wavelengths.
+        beside: base of other rotary positions of the same width that were called before, as in a model that has two.
+    """
+    import equinox
+    import jax
+
+    rotary = equinox.nn.RotaryPositionalEmbedding(config.d_head, theta)
+    other = None if beside is None else equinox.nn.RotaryPositionalEmbedding(config.d_head, beside)
+
+    def apply(params: Any, rows: Any) -> Any:
+        if other is not None:
+            jax.vmap(other)(rows)
+        return jax.vmap(rotary)(rows)
+
+    return JaxModule({}, apply)
+
+
+def rotate(model: Any, x: Any, positions: Any) -> Any:
+    """Rotate x `[B, H, T, K]` at positions `[T]`; it counts positions itself, so that x is laid out among zeros."""
+    rows = x.new_zeros(x.shape[0] * x.shape[1], int(positions.max()) + 1, x.shape[-1])
+    parts = []
+    for at, vectors in zip(positions.tolist(), x.flatten(0, 1).unbind(1), strict=True):
+        parts.append(rows.index_copy(1, torch.tensor([at]), vectors[:, None]))
+    turned = model(torch.cat(parts)).unflatten(0, (len(parts), -1))
+    picked = torch.stack([turned[number, :, at] for number, at in enumerate(positions.tolist())], dim=1)
+    return picked.unflatten(0, x.shape[:2])
+
+
 SHIPPED = {
     "attention": Subject(
         kind="self_attention",
@@ -71,6 +105,20 @@ SHIPPED = {
         name="equinox MultiheadAttention (cross)",
         build=build_attention,
         forward=attend_across,
+    ),
+    "rotary": Subject(
+        kind="rotary",
+        name="equinox RotaryPositionalEmbedding",
+        build=partial(build_rotary, theta=10_000.0),
+        forward=rotate,
+        declares={"layout": "halves"},
+    ),
+    "rotary-second": Subject(
+        kind="rotary",
+        name="equinox RotaryPositionalEmbedding (a second base)",
+        build=partial(build_rotary, theta=500_000.0, beside=10_000.0),
+        forward=rotate,
+        declares={"layout": "halves", "base": 500_000},
     ),
     "layer-norm": Subject(
         kind="norm",

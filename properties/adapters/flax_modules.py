@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from veriformer.properties.adapters.shared.jax_arrays import JaxModule, jitted
 from veriformer.properties.adapters.shared.plain_calls import call, causal_mask
+from veriformer.properties.adapters.shared.token_tables import OnTokens
 from veriformer.properties.subject.subject import Subject
 
 
@@ -78,6 +81,43 @@ def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
     return JaxModule(params, lambda params, x, mask=None: block.apply(params, x, mask))
 
 
+def build_linen_decoder(config: Any) -> nn.Module:
+    """Return linen's attention on a table of tokens, causal, with its cache beside it (`decode=True`)."""
+    import jax
+    import jax.numpy as jnp
+    from flax import linen
+
+    attention = build_linen_attention(config)
+    keeping = linen.MultiHeadDotProductAttention(
+        num_heads=config.num_heads, qkv_features=config.d_model, deterministic=True, decode=True
+    )
+
+    def decode(params: Any, x: Any) -> Any:
+        layer = _typed(keeping, x)
+        room = jnp.zeros((x.shape[0], x.shape[1] + 3, x.shape[2]), x.dtype)
+        cache = layer.init(jax.random.key(0), room)["cache"]
+
+        def step(cache: Any, token: Any) -> Any:
+            output, kept = layer.apply({**params, "cache": cache}, token[:, None], mutable=["cache"])
+            return kept["cache"], output[:, 0]
+
+        return jax.lax.scan(step, cache, x.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    model = OnTokens(config, attention)
+    model.decode = attention.beside(decode)
+    return model
+
+
+def run_on_tokens(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
+    """Attend causally from the embeddings of tokens `[B, T]`."""
+    return attend(model.part, model.table(tokens), attention_mask, causal=True)
+
+
+def cached(model: Any, chunks: Any) -> Any:
+    """Return the outputs `[B, T, D]` token by token, which is all that the cache takes."""
+    return model.decode(model.table(torch.cat(chunks, dim=1)))
+
+
 def build_linen_norm(config: Any, name: str) -> nn.Module:
     """Return a norm of linen."""
     import jax.numpy as jnp
@@ -88,9 +128,12 @@ def build_linen_norm(config: Any, name: str) -> nn.Module:
     return JaxModule(params, lambda params, x: _typed(layer, x).apply(params, x))
 
 
-def build_nnx_attention(config: Any, **options: Any) -> nn.Module:
-    """Return nnx's multi-head attention."""
+def build_nnx_attention(config: Any, grouped: bool = False, is_causal: bool = False, **options: Any) -> nn.Module:
+    """Return nnx's multi-head attention; `is_causal`: causal by its own flag."""
     from flax import nnx
+
+    if grouped:
+        options["num_kv_heads"] = config.num_key_value_heads
 
     layer = nnx.MultiHeadAttention(
         num_heads=config.num_heads,
@@ -103,7 +146,7 @@ def build_nnx_attention(config: Any, **options: Any) -> nn.Module:
     graph, params, rest = nnx.split(layer, nnx.Param, ...)
 
     def apply(params: Any, x: Any, memory: Any, mask: Any = None) -> Any:
-        return nnx.merge(graph, params, rest)(x, memory, mask=mask)
+        return nnx.merge(graph, params, rest)(x, memory, mask=mask, is_causal=is_causal)
 
     return JaxModule(params, apply)
 
@@ -206,6 +249,23 @@ SHIPPED = {
     ),
     "nnx-attention": _attention("nnx.MultiHeadAttention", build_nnx_attention),
     "nnx-attention-causal": _attention("nnx.MultiHeadAttention (causal)", build_nnx_attention, causal=True),
+    "nnx-attention-grouped": replace(
+        _attention(
+            "nnx.MultiHeadAttention (grouped heads, is_causal)",
+            partial(build_nnx_attention, grouped=True, is_causal=True),
+        ),
+        domain={"d_model": (8, 16), "num_heads": (2, 4), "num_key_value_heads": (2,)},
+        declares={"causal": True, "positions": "none"},
+    ),
+    "linen-decoder": Subject(
+        kind="decoder",
+        name="flax linen.MultiHeadDotProductAttention (decode=True)",
+        build=build_linen_decoder,
+        forward=run_on_tokens,
+        mask_forms=("padding",),
+        cache=cached,
+        declares={"positions": "none", "stacked": False, "cached_chunks": False},
+    ),
     "nnx-attention-qk-norm": _attention(
         "nnx.MultiHeadAttention (normalize_qk)", partial(build_nnx_attention, normalize_qk=True), query_key_norm=True
     ),

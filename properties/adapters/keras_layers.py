@@ -44,7 +44,8 @@ def build_attention(config: Any, layer: str = "MultiHeadAttention", **options: A
         made = keras.layers.MultiHeadAttention(config.num_heads, config.d_head, dropout=config.dropout, **options)
     else:
         made = keras.layers.GroupQueryAttention(config.d_head, config.num_heads, dropout=config.dropout, **options)
-    return with_weights(made, (1, 2, config.d_model), (1, 2, config.d_model))
+    start = (1, *[1] * len(options.get("attention_axes", ())), 2, config.d_model)
+    return with_weights(made, start, start)
 
 
 def build_norm(config: Any, name: str) -> nn.Module:
@@ -72,22 +73,29 @@ def attend_across(model: Any, x: Any, memory: Any, memory_mask: Any = None) -> A
     return model(x, memory, attention_mask=mask, training=model.training)
 
 
+def attend_within(model: Any, x: Any) -> Any:
+    """Attend causally along the third axis of `[B, 1, T, D]`: each of several sequences a sample attends to itself."""
+    return model(x[:, None], x[:, None], use_causal_mask=True, training=model.training)[:, 0]
+
+
 def softmax(model: Any, scores: Any) -> Any:
     """Call the softmax layer over the last axis."""
     return model(scores)
 
 
-def _attention(label: str, causal: bool = False, **options: Any) -> Subject:
+def _attention(label: str, causal: bool = False, facts: Any = None, **options: Any) -> Subject:
     return Subject(
         kind="self_attention",
         name=f"keras {label}",
         build=partial(build_attention, **options),
         forward=partial(attend, causal=causal),
         mask_forms=("padding", "pairwise"),
-        declares={"causal": causal, "positions": "none"},
+        declares={"causal": causal, "positions": "none", **(facts or {})},
     )
 
 
+_WINDOW = 3
+_GROUPED = {"d_model": (8, 16), "num_heads": (2, 4), "num_key_value_heads": (2,)}
 SHIPPED = {
     "attention": _attention("MultiHeadAttention"),
     "attention-no-bias": _attention("MultiHeadAttention (no bias)", use_bias=False),
@@ -96,7 +104,27 @@ SHIPPED = {
         _attention(
             "GroupedQueryAttention", layer="GroupQueryAttention", num_key_value_heads=lambda c: c.num_key_value_heads
         ),
-        domain={"d_model": (8, 16), "num_heads": (2, 4), "num_key_value_heads": (2,)},
+        domain=_GROUPED,
+    ),
+    "attention-window": _attention(
+        "MultiHeadAttention (causal, sliding window)", causal=True, facts={"window": _WINDOW}, sliding_window=_WINDOW
+    ),
+    "attention-grouped-gated": replace(
+        _attention(
+            "GroupedQueryAttention (gate, causal, sliding window)",
+            causal=True,
+            facts={"window": _WINDOW},
+            layer="GroupQueryAttention",
+            num_key_value_heads=lambda c: c.num_key_value_heads,
+            sliding_window=_WINDOW,
+            use_gate=True,
+        ),
+        domain=_GROUPED,
+    ),
+    "attention-axes": replace(
+        _attention("MultiHeadAttention (attention_axes, causal)", causal=True, attention_axes=(2,)),
+        forward=attend_within,
+        mask_forms=(),
     ),
     "attention-cross": Subject(
         kind="cross_attention", name="keras MultiHeadAttention (cross)", build=build_attention, forward=attend_across

@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
-from veriformer.properties.adapters.shared.plain_calls import causal_mask
+from veriformer.properties.adapters.shared.plain_calls import call, causal_mask
+from veriformer.properties.adapters.shared.token_tables import OnTokens
 from veriformer.properties.subject.subject import Subject
 
 
@@ -38,6 +40,80 @@ def build_relative(config: Any) -> nn.Module:
     from labml_nn.transformers import RelativeMultiHeadAttention
 
     return RelativeMultiHeadAttention(config.num_heads, config.d_model, config.dropout)
+
+
+def build_value_rotary(config: Any) -> nn.Module:
+    """Return multi-head attention whose values are rotated too."""
+    from labml_nn.transformers.rope.value_pe import RotaryValuePEMultiHeadAttention
+
+    return RotaryValuePEMultiHeadAttention(config.num_heads, config.d_model, 1.0, 1.0, config.dropout)
+
+
+def build_attention_free(config: Any) -> nn.Module:
+    """Return the local variant of an attention-free Transformer, for sequences up to the drawn longest."""
+    from labml_nn.transformers.aft import AFTLocal
+
+    return AFTLocal(config.d_model, config.max_len, _WINDOW)
+
+
+def build_primer(config: Any) -> nn.Module:
+    """Return Primer's attention: a convolution over the past of each head."""
+    from labml_nn.transformers.primer_ez import MultiDConvHeadAttention
+
+    return MultiDConvHeadAttention(config.num_heads, config.d_model, config.dropout)
+
+
+def build_norm(config: Any) -> nn.Module:
+    """Return its LayerNorm."""
+    from labml_nn.normalization.layer_norm import LayerNorm
+
+    return LayerNorm(config.d_model)
+
+
+def build_hourglass(config: Any) -> nn.Module:
+    """Return an hourglass that shortens by three, less than most drawn lengths."""
+    from labml_nn.transformers.hour_glass import HourGlass
+
+    return HourGlass(config.num_heads, config.d_model, config.dropout, config.d_ff, [3])
+
+
+def build_recurrent(config: Any) -> nn.Module:
+    """Return a Transformer-XL on a table of tokens."""
+    from labml_nn.transformers.feed_forward import FeedForward
+    from labml_nn.transformers.xl import TransformerXL, TransformerXLLayer
+    from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
+
+    layer = TransformerXLLayer(
+        d_model=config.d_model,
+        self_attn=RelativeMultiHeadAttention(config.num_heads, config.d_model, config.dropout),
+        feed_forward=FeedForward(config.d_model, config.d_ff, config.dropout),
+        dropout_prob=config.dropout,
+    )
+    return OnTokens(config, TransformerXL(layer, config.num_layers))
+
+
+def run_recurrent(model: Any, tokens: Any) -> Any:
+    """Call a Transformer-XL on tokens `[B, T]` without a memory."""
+    return cached(model, [tokens])
+
+
+def cached(model: Any, chunks: Any) -> Any:
+    """Return the outputs chunk by chunk; its memory keeps what entered each layer."""
+    memory: list[Any] = []
+    outputs = []
+    for chunk in chunks:
+        x = model.table(chunk).transpose(0, 1)
+        past = len(memory[0]) if memory else 0
+        mask = causal_mask(past + len(x), x.device)[past:, :, None]
+        output, new = model.part(x, memory, mask)
+        memory = [torch.cat(pair) for pair in zip(memory, new, strict=True)] if memory else new
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs, dim=1)
+
+
+def run_hourglass(model: Any, x: Any) -> Any:
+    """Call an hourglass on x `[B, T, D]`."""
+    return model(x.transpose(0, 1)).transpose(0, 1)
 
 
 def _layer(config: Any) -> Any:
@@ -97,6 +173,7 @@ def _attention(label: str, build: Any, causal: bool = False, **facts: Any) -> Su
     )
 
 
+_WINDOW = 3
 SHIPPED = {
     "attention": _attention("MultiHeadAttention", build_attention, positions="none"),
     "attention-no-bias": _attention(
@@ -111,6 +188,28 @@ SHIPPED = {
     # it insists on the causal mask of a whole batch, so that padding cannot be given
     "attention-alibi": replace(_attention("AlibiMultiHeadAttention", build_alibi, causal=True), mask_forms=()),
     "attention-relative": _attention("RelativeMultiHeadAttention", build_relative),
+    "attention-rotary-values": _attention("RotaryValuePEMultiHeadAttention", build_value_rotary, causal=True),
+    "attention-free": replace(_attention("AFTLocal", build_attention_free, causal=True), mask_forms=()),
+    "attention-primer": replace(_attention("MultiDConvHeadAttention", build_primer, causal=True), mask_forms=()),
+    "layer-norm": Subject(
+        kind="norm", name="labml-nn LayerNorm", build=build_norm, forward=call, declares={"norm": "layer"}
+    ),
+    "hourglass": Subject(
+        kind="encoder",
+        name="labml-nn HourGlass",
+        inputs="embeddings",
+        build=build_hourglass,
+        forward=run_hourglass,
+        declares={"causal": True, "structure": "other"},
+    ),
+    "recurrent": Subject(
+        kind="decoder",
+        name="labml-nn TransformerXL",
+        build=build_recurrent,
+        forward=run_recurrent,
+        cache=cached,
+        declares={"positions": "relative"},
+    ),
     "layer": Subject(
         kind="layer",
         name="labml-nn TransformerLayer",

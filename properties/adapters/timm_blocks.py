@@ -23,12 +23,20 @@ def _vision_transformer() -> Any:
 
 def build_attention(config: Any, **options: Any) -> nn.Module:
     """Return the attention of a vision transformer."""
-    found = _vision_transformer()
+    _vision_transformer()
+    from timm import layers
+
+    fused, name = options.pop("fused", True), options.pop("layer", "Attention")
+    options = {option: value(config) if callable(value) else value for option, value in options.items()}
     if options.pop("norm", False):
         options["norm_layer"] = nn.LayerNorm
-    return found.Attention(
+    attention = getattr(layers, name)(
         config.d_model, config.num_heads, attn_drop=config.dropout, proj_drop=config.dropout, **options
     )
+    if attention.fused_attn is not True:
+        raise RuntimeError(f"timm's {name} does not attend by F.scaled_dot_product_attention from the start")
+    attention.fused_attn = fused
+    return attention
 
 
 def build_block(config: Any, block: str = "Block", **options: Any) -> nn.Module:
@@ -81,11 +89,13 @@ def projections(model: Any) -> Any:
 _PLAIN = {"causal": False, "positions": "none"}
 
 
-def _attention(label: str, causal: bool = False, **options: Any) -> Subject:
+def _attention(label: str, causal: bool = False, domain: Any = None, **options: Any) -> Subject:
+    plain = not causal and not options.get("qk_norm") and "layer" not in options
     return Subject(
-        kind="self_attention", name=f"timm Attention ({label})", build=partial(build_attention, **options),
+        kind="self_attention", name=f"timm {options.get('layer', 'Attention')} ({label})",
+        build=partial(build_attention, **options),
         forward=attend_causally if causal else attend, mask_forms=() if causal else ("padding", "pairwise"),
-        projections=None if causal or options.get("qk_norm") else projections,
+        projections=projections if plain else None, domain=domain or {},
         declares={**_PLAIN, "causal": causal, "query_key_norm": bool(options.get("qk_norm"))},
     )  # fmt: skip
 
@@ -113,6 +123,19 @@ SHIPPED: Mapping[str, Subject] = {
     "attention-bias": _attention("bias", qkv_bias=True),
     "attention-qk-norm": _attention("query-key norm", qk_norm=True, norm=True),
     "attention-causal": _attention("is_causal", causal=True),
+    "attention-unfused": _attention("unfused", fused=False),
+    "attention-unfused-causal": _attention("unfused, is_causal", causal=True, fused=False),
+    "attention-gated-grouped": _attention(
+        "gated, grouped heads, query-key norm",
+        layer="AttentionRope",
+        gated=True,
+        qkv_fused=False,
+        qk_norm=True,
+        norm=True,
+        num_kv_heads=lambda c: c.num_key_value_heads,
+        domain={"d_model": (8, 16), "num_heads": (2, 4), "num_key_value_heads": (2,)},
+    ),
+    "attention-differential": _attention("plain", layer="DiffAttention"),
     "block": _block("plain", qkv_bias=True),
     "block-layerscale": _block("layer scale", init_values=0.1),
     "block-qk-norm": _block("query-key norm", qk_norm=True),

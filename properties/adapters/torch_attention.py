@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional
 
@@ -40,6 +43,34 @@ def self_attention_weights(model: Any, x: Any) -> Any:
     return model(x, x, x, need_weights=True, average_attn_weights=False)[1]
 
 
+_HINTED = True
+"""Whether `self_attention_causally` says that its mask is the causal one; the backend `unhinted` says nothing."""
+
+
+@contextmanager
+def unhinted() -> Iterator[None]:
+    """Give the causal mask without the hint `is_causal`, which must change nothing."""
+    global _HINTED
+    _HINTED = False
+    try:
+        yield
+    finally:
+        _HINTED = True
+
+
+def build_with_extra_key(config: Any, **options: Any) -> nn.Module:
+    """Return multi-head attention with a key and a value beside those of the sequence."""
+    return nn.MultiheadAttention(
+        config.d_model, config.num_heads, dropout=config.dropout, batch_first=True, **options
+    )  # fmt: skip
+
+
+def self_attention_causally(model: Any, x: Any) -> Any:
+    """Attend from x `[B, T, D]` to itself under the causal mask, with the hint that it is that."""
+    blocked = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+    return model(x, x, x, attn_mask=blocked, is_causal=_HINTED, need_weights=False)[0]
+
+
 def cross_attention(model: Any, x: Any, memory: Any, memory_mask: Any = None, need_weights: bool = False) -> Any:
     """Attend from x `[B, T, D]` to memory `[B, S, D]`; memory_mask `[B, S]` True = may attend."""
     blocked = None if memory_mask is None else ~memory_mask
@@ -64,6 +95,14 @@ def projections(model: Any) -> Any:
     if model.out_proj.bias is not None:
         parts["o_bias"] = model.out_proj.bias
     return parts
+
+
+def lower_right(model: Any, q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """Call F.scaled_dot_product_attention with the causal bias of queries that are the last positions of the keys."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    mask = causal_lower_right(q.shape[2], k.shape[2]) if causal else None
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def scaled_dot_product(model: Any, q: Any, k: Any, v: Any, attention_mask: Any = None, causal: bool = False) -> Any:
@@ -121,7 +160,33 @@ SDPA = Subject(
     },
 )
 
+LOWER_RIGHT = Subject(
+    kind="attention",
+    name="F.scaled_dot_product_attention(causal_lower_right)",
+    forward=lower_right,
+    mask_forms=(),
+    declares={"causal_alignment": "bottom-right"},
+)
+
+
+def _hinted(label: str, **options: Any) -> Subject:
+    return Subject(
+        kind="self_attention",
+        name=f"nn.MultiheadAttention({label}is_causal=True)",
+        build=partial(build_with_extra_key, **options),
+        forward=self_attention_causally,
+        mask_forms=(),
+        backends={**MATH, "unhinted": unhinted},
+        # a key beside those of the sequence has parameters and a product that the textbook's attention has not
+        declares={"causal": True, "positions": "none", "bias": True, **({"structure": "other"} if options else {})},
+    )
+
+
 SHIPPED = {
+    "MultiheadAttention-causal": _hinted(""),
+    "MultiheadAttention-causal-bias-key": _hinted("add_bias_kv=True, ", add_bias_kv=True),
+    "MultiheadAttention-causal-zero-key": _hinted("add_zero_attn=True, ", add_zero_attn=True),
+    "scaled_dot_product_attention-lower-right": LOWER_RIGHT,
     "MultiheadAttention": SELF,
     "MultiheadAttention-weights": SELF_WITH_WEIGHTS,
     "MultiheadAttention-cross": CROSS,

@@ -47,6 +47,12 @@ def cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
+def linear_cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
+    """Call F.linear_cross_entropy, which projects and judges at once; here the projection is the identity."""
+    identity = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    return functional.linear_cross_entropy(logits.flatten(0, -2), identity, labels.flatten())
+
+
 def smoothed_cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
     """Call F.cross_entropy with label smoothing 0.1."""
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.1)
@@ -73,6 +79,9 @@ SHIPPED = {
         declares={"positions": "learned", "beyond_max_len": "error"},
     ),
     "cross-entropy": Subject(kind="loss", name="F.cross_entropy", forward=cross_entropy, declares=_LOSS),
+    "linear-cross-entropy": Subject(
+        kind="loss", name="F.linear_cross_entropy", forward=linear_cross_entropy, declares=_LOSS
+    ),
     "smoothed-cross-entropy": Subject(
         kind="loss",
         name="F.cross_entropy(label_smoothing=0.1)",

@@ -53,6 +53,8 @@ def cached(model: Any, chunks: Any) -> Any:
     )
 
 
+_WINDOW = 3
+_FACTS: Mapping[str, Mapping[str, Any]] = {"local": {"window": _WINDOW}}
 _SHAPES: Mapping[str, dict[str, Any]] = {
     "gpt2": {"normalization_type": "LN"},
     "no-norm": {"normalization_type": None},
@@ -82,8 +84,46 @@ _SHAPES: Mapping[str, dict[str, Any]] = {
     "alibi": {"positional_embedding_type": "alibi", "normalization_type": "LN"},
     "shortformer": {"positional_embedding_type": "shortformer", "normalization_type": "LN"},
     "attention-only": {"attn_only": True, "normalization_type": "LN"},
+    "adjacent-pairs": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head,
+        "rotary_adjacent_pairs": True,
+        "normalization_type": "RMS",
+        "use_qk_norm": True,
+    },
+    "local": {
+        "use_local_attn": True,
+        "attn_types": lambda c: ["local"] * c.num_layers,
+        "window_size": _WINDOW,
+        "normalization_type": "LN",
+    },
+    "local-global": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head,
+        "use_local_attn": True,
+        "attn_types": lambda c: (["local", "global"] * c.num_layers)[: c.num_layers],
+        "window_size": _WINDOW,
+        "normalization_type": "RMS",
+    },
+    "ungrouped": {
+        "positional_embedding_type": "rotary",
+        "rotary_dim": lambda c: c.d_head,
+        "normalization_type": "RMS",
+        "n_key_value_heads": lambda c: c.num_heads // 2,
+        "ungroup_grouped_query_attention": True,
+    },
+    "split-inputs": {"normalization_type": "LN", "use_split_qkv_input": True, "use_hook_mlp_in": True},
+    "sandwich": {"normalization_type": "RMS", "use_normalization_before_and_after": True},
+    "experts": {
+        "normalization_type": "RMS",
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "gated_mlp": True,
+        "act_fn": "silu",
+    },
     "soft-capped": {"normalization_type": "RMS", "attn_scores_soft_cap": 5.0, "output_logits_soft_cap": 3.0},
 }
+_DOMAIN = {"d_model": (16, 32), "num_heads": (2, 4), "max_len": (40,)}
 SHIPPED = {
     name: Subject(
         kind="decoder",
@@ -92,7 +132,17 @@ SHIPPED = {
         forward=forward,
         mask_forms=("padding",),
         cache=cached,
-        domain={"d_model": (16, 32), "num_heads": (2, 4), "max_len": (40,)},
+        domain=_DOMAIN,
+        declares=_FACTS.get(name, {}),
     )
     for name, options in _SHAPES.items()
 }
+SHIPPED["bidirectional"] = Subject(
+    kind="encoder",
+    name="transformer-lens HookedTransformer (bidirectional)",
+    build=partial(build, attention_dir="bidirectional", normalization_type="LN"),
+    forward=forward,
+    mask_forms=("padding",),
+    domain=_DOMAIN,
+    declares={"causal": False},
+)

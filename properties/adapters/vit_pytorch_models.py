@@ -35,4 +35,18 @@ SHIPPED = {
     "na-vit": Subject(kind="encoder", inputs="embeddings", name="vit-pytorch NaViT",
                       build=partial(build_vit, module="na_vit"), forward=call_with_mask, mask_forms=("padding",),
                       declares=_EMBEDDED),
+    **{
+        name: Subject(kind="encoder", inputs="embeddings", name=f"vit-pytorch {label}",
+                      build=partial(build_vit, module=module, **options), forward=call,
+                      declares={**_EMBEDDED, **facts})
+        for name, label, module, options, facts in (
+            ("flash-vit", "SimpleFlashAttnViT", "simple_flash_attn_vit", {"use_flash": True}, {}),
+            ("flash-vit-off", "SimpleFlashAttnViT (not flash)", "simple_flash_attn_vit", {"use_flash": False}, {}),
+            ("qk-norm-vit", "SimpleViT (query-key norm)", "simple_vit_with_qk_norm", {}, {"query_key_norm": True}),
+            ("deep-vit", "DeepViT", "deepvit", {}, {}),
+            ("small-dataset-vit", "ViT for small datasets", "vit_for_small_dataset", {}, {}),
+            ("parallel-vit", "Parallel ViT", "parallel_vit", {}, {}),
+            ("value-residual-vit", "SimpleViT (value residual)", "simple_vit_with_value_residual", {}, {}),
+        )
+    },
 }  # fmt: skip

@@ -46,6 +46,22 @@ class JaxModule(nn.Module):
         found: Tensor = _Through.apply(self.function, *self.leaves, *inputs)
         return found
 
+    def beside(self, apply: Callable[..., Any]) -> Callable[..., Tensor]:
+        """Return another function of the same parameters, as a cache is filled by another call than training."""
+        return _Beside(self.leaves, _Function(apply, self.function.structure))
+
+
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """A function of the parameters of a module, copied with it."""
+
+    leaves: nn.ParameterList
+    function: _Function
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        found: Tensor = _Through.apply(self.function, *self.leaves, *inputs)
+        return found
+
 
 def jitted(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return `jax.jit(function)` that compiles quickly and optimises little.
