@@ -1,6 +1,6 @@
 """Derive the table of parts again from its single trials, with nothing of veriformer, and hold it against what is told.
 
-    python benchmarks/rederive_table.py reports/gallery/ablations/ablation.json
+    python benchmarks/rederive_table.py reports/gallery/table/ablation.json
 
 Reads the JSON alone: settings of the sweep, what is known of the tasks, one line a trial. Derives which setting is a
 row's best and worst, how many train, accuracy, dead seeds with their interval, divergence, steps to 95 %,
@@ -206,7 +206,7 @@ def check(table: dict[str, Any]) -> Comparing:
 
 def main(arguments: list[str]) -> int:
     """Check one file; return the exit status."""
-    path = Path(arguments[0] if arguments else "reports/gallery/ablations/ablation.json")
+    path = Path(arguments[0] if arguments else "reports/gallery/table/ablation.json")
     table = json.loads(path.read_text(encoding="utf-8")).get("table")
     if not table:
         print(f"{path} holds no table of parts; make one with `veriformer ablate`")

@@ -43,8 +43,9 @@ def main() -> None:
     print(f"weights, {len(parted)} part from it, {len(asked)} are asked about or not judged. Equal means: the same")
     print("outputs up to the tolerance measured on the model, for drawn tokens and lengths and, where it takes a mask,")
     print(
-        "under padding and through the cache; `error` is the largest difference against the root mean square of the twin's.\n"
+        "under padding and through the cache; `error` is the largest difference of an output, relative to the root mean"
     )
+    print("square of the twin's.\n")
     shown = proved.assign(textbook=proved["where"].str.removeprefix("equal to the textbook's model "))
     columns = ["model", "textbook", "sizes", "error", "seconds"]
     print(shown[columns].to_markdown(index=False, floatfmt=".2g"))

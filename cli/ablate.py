@@ -300,7 +300,7 @@ def _command(settings: dict[str, Any], cluster: str | None) -> str:
 def show(record: dict[str, Any]) -> None:
     """Print every study's table with what was predicted and what is certain."""
     from veriformer.reports.ablation_parts import told_on_a_screen
-    from veriformer.reports.ablation_tables import counts_of, family_line, noise_line, table, theorems
+    from veriformer.reports.ablation_tables import counts_of, family_line, noise_line, outcomes_of, table, theorems
     from veriformer.reports.figure_style import provenance
     from veriformer.reports.measurement_figures import lines
 
@@ -319,8 +319,7 @@ def show(record: dict[str, Any]) -> None:
         if study["missing"]:
             say(f"{study['missing']} trials are missing; rows without all of their seeds are not shown")
     say(f"\n{provenance(record)}")
-    told = [p["outcome"] for s in record["studies"] for r in s["rows"] for p in r["predictions"]]
-    if told:
+    if told := outcomes_of(record):
         say(f"predictions: {counts_of(told)}")
 
 

@@ -94,6 +94,19 @@ def prediction(row: Row) -> str:
     return "; ".join(f"{p['expects']}: {p['outcome']}" for p in row["predictions"]) or DASH
 
 
+def outcomes_of(record: Mapping[str, Any]) -> list[str]:
+    """Return what became of every prediction of a record: of its rows, and of what is made of the rows of a study.
+
+    >>> fit = {"expectations": [{"outcome": "contradicted"}]}
+    >>> outcomes_of({"studies": [{"rows": [{"predictions": [{"outcome": "confirmed"}]}], "fit": fit}]})
+    ['confirmed', 'contradicted']
+    """
+    told = [p["outcome"] for study in record["studies"] for row in study["rows"] for p in row["predictions"]]
+    return told + [
+        e["outcome"] for study in record["studies"] for e in (study.get("fit") or {}).get("expectations", ())
+    ]
+
+
 def counts_of(outcomes: Sequence[str]) -> str:
     """Return how many predictions came true; theorems, and equality where both solve the task, are no predictions.
 

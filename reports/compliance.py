@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LEGEND = (
     "A cell counts properties: `12` hold; `11 1d` one of twelve is a declared deviation; `✗` fails, `?` is an "
     "open question, `e` raised, `t` time was up, `b` blocked by another, `v` nothing was shown, `u` declared and "
-    "holds; `–` none applies. Textbook: `equal` to the textbook's model with its own weights, or where it `parts` from it; "
+    "holds; `–` none applies. Textbook: `equal` to the textbook's model with its own weights, or it `parts` from it; "
     "open: questions; believed: declared facts that nothing verified."
 )
 
