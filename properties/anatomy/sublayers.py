@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -105,6 +106,28 @@ def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:
         for when in group
         if when not in added and places[when] != places[other] and _goes_on_alone(seen, when)
     ]
+
+
+def older_streams(seen: Traced, width: int) -> list[tuple[str, str]]:
+    """Return the sublayers whose sum adds to what the sum before had added to, though they take what that gave.
+
+    Each as its path, and that of the sublayer before. Sublayers side by side take one stream, to which both are added.
+    """
+    sums, places = {s.product: s for s in residual_sums(seen, width)}, {p.when: p.place for p in seen.products}
+    taken, norms = dict(_taken(seen)), norm_calls(seen)
+
+    def is_one(x: Tensor, y: Tensor) -> bool:
+        return same_tokens(x, y, seen.batch, seen.limit)
+
+    found = []
+    for before, here in pairwise(product for product in sums if product in taken):
+        total = seen.values[sums[before].when].output
+        gives = [total, *(n.made for n in norms if is_one(n.given, total))]
+        if any(is_one(taken[here], x) for x in gives):
+            now, past = (streams_before(seen, p, sums[p].when) for p in (here, before))
+            if any(is_one(x, y) for x in now for y in past) and not any(is_one(x, y) for x in now for y in gives):
+                found.append((places[here], places[before]))
+    return found
 
 
 def past_their_norm(seen: Traced) -> list[tuple[str, str]]:

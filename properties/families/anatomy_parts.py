@@ -1,4 +1,4 @@
-"""Norms, activations and residual sums inside a whole model, each judged by the numbers that flow through it."""
+"""Norms and activations inside a whole model, each judged by the numbers that flow through it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from veriformer.properties.anatomy.norms import (
     norms_at_the_end,
     stands_behind_norm,
 )
-from veriformer.properties.anatomy.residual import Sum, residual_sums
-from veriformer.properties.anatomy.sublayers import past_their_norm, sublayers, without_stream
+from veriformer.properties.anatomy.sublayers import sublayers
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
-from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_widths import norms_of_a_small_model_stay_norms
 from veriformer.properties.families.norm_axes import none_is_over_another_axis
@@ -261,126 +260,6 @@ def last_norms(seen: Traced, width: int) -> Tensor:
     return torch.tensor(-1 if count is None else count)
 
 
-@holds(
-    "anatomy.residual",
-    statement="Every sum of a model's residual stream takes the stream once and what the sublayer gave once.",
-    formula="x <- x + F(x): both with factor 1, in every sublayer of every layer",
-    source="He et al. 2016, equation 1.",
-    kinds=KINDS,
-    unless=(
-        needs_module,
-        excludes_fact("residual", False),
-        excludes_fact("structure", "other"),
-        excludes_fact("quantised"),
-    ),
-    examples_factor=0.2,
-)
-def sums_take_both_once(case: Case) -> None:
-    """A stream that is added twice, a branch that is halved, trains all the same. Models that weigh them by design
-    (DeepNorm, macaron, ReZero) say structure="other".
-    """
-    flowing = flow(case)
-    known = residual_sums(flowing.seen, flowing.width)
-    if not known:
-        case.does_not_apply("no sum of a stream and what a linear map gave was recognised")
-    off = case.apply(sum_factors, flowing.seen, flowing.width)
-    odd = max(known, key=_off)
-    lone = [s for s in known if _off(s) > _NEAR]
-    case.witness()
-    case.require(
-        (off - 1).abs().amax() < _NEAR,
-        f"what {odd.place or 'a linear map'} gives is not added to the stream as it is",
-        got=f"{odd.stream:.5g} times the stream + {odd.branch:.5g} times what it gives",
-        expected="1 and 1",
-        error=(off - 1).abs().amax(),
-        tolerance=_NEAR,
-        cause=lambda: _sum_words(odd, len(lone), len(known)),
-        asks=("structure", "other"),
-    )
-    _every_layer_adds(case, flowing)
-    _one_place_of_norms(case, flowing)
-    _none_goes_past_a_norm(case, flowing)
-
-
-def _none_goes_past_a_norm(case: Case, flowing: Flow) -> None:
-    """Require that no sublayer takes the stream as it is where a norm takes it, too, for others."""
-    past = past_their_norm(flowing.seen)
-    count = case.apply(raw_sublayers, flowing.seen)
-    place, norm = past[0] if past else ("", "")
-    case.require(
-        count == 0,
-        f"what {place or 'a linear map'} gives is made of what {norm} takes, not of what it gives",
-        got=f"the stream as it is behind {', '.join(one or 'the model' for one, _ in past)}",
-        expected="the normalised stream, as others of the layer take it",
-        cause=lambda: f"{place or 'a sublayer'} is handed the stream itself where {norm} stands beside it",
-        asks=("structure", "other"),
-    )
-
-
-def raw_sublayers(seen: Traced) -> Tensor:
-    """Return how many sublayers take what a norm takes, and not what one gives."""
-    return torch.tensor(len(past_their_norm(seen)))
-
-
-def _every_layer_adds(case: Case, flowing: Flow) -> None:
-    """Require that the stream goes on beside every sublayer, where it does beside one of the same name."""
-    lost = without_stream(flowing.seen, flowing.width)
-    count = case.apply(lost_streams, flowing.seen, flowing.width)
-    place, other = lost[0] if lost else ("", "")
-    case.require(
-        count == 0,
-        f"what {place} gives goes on without the stream, where what {other} gives is added to it",
-        got=f"F(x) alone behind {', '.join(one for one, _ in lost)}",
-        expected="x + F(x) in every layer",
-        cause=lambda: f"the residual connection around {place} is missing: the next part takes what it gives, alone",
-        asks=("structure", "other"),
-    )
-
-
-def lost_streams(seen: Traced, width: int) -> Tensor:
-    """Return how many sublayers lose the stream that others of their name keep."""
-    return torch.tensor(len(without_stream(seen, width)))
-
-
-def _one_place_of_norms(case: Case, flowing: Flow) -> None:
-    """Require that norms stand before all sublayers, or behind all."""
-    known = [s for s in sublayers(flowing.seen, flowing.width) if s.norm]
-    if len(known) < 2:
-        return
-    usual = max(("pre", "post"), key=lambda place: sum(s.norm == place for s in known))
-    odd = next((s for s in known if s.norm != usual), known[0])
-    mixed = case.apply(other_places, flowing.seen, flowing.width, usual)
-    told = {
-        "pre": "is added to the stream before a norm of which it took the output",
-        "post": "is added to the very tokens that it took",
-    }
-    case.require(
-        mixed == 0,
-        f"what {odd.place or 'a linear map'} gives {told[odd.norm]}, unlike what other sublayers give",
-        got=f"{int(mixed)} of {len(known)} sublayers",
-        expected="norms before all sublayers, or behind all",
-        cause=lambda: (
-            f"the residual of {odd.place or 'a sublayer'} starts on the other side of the norm than elsewhere"
-        ),
-        asks=("structure", "other"),
-    )
-
-
 def other_places(seen: Traced, width: int, usual: str) -> Tensor:
     """Return how many sublayers have their norm elsewhere than `usual`."""
     return torch.tensor(sum(s.norm not in ("", usual) for s in sublayers(seen, width)))
-
-
-def sum_factors(seen: Traced, width: int) -> Tensor:
-    """Return `[N, 2]`: by what each residual sum takes the stream, and what is added."""
-    return torch.tensor([[s.stream, s.branch] for s in residual_sums(seen, width)], dtype=torch.float64)
-
-
-def _off(one: Sum) -> float:
-    return max(abs(one.stream - 1), abs(one.branch - 1))
-
-
-def _sum_words(odd: Sum, wrong: int, count: int) -> str:
-    what, factor = ("the stream", odd.stream) if abs(odd.stream - 1) > _NEAR else ("what it gives", odd.branch)
-    where = "every sum" if wrong == count else f"{wrong} of {count} sums"
-    return f"{what} is taken {factor:.4g} times behind {odd.place or 'a linear map'} ({where})"
