@@ -15,7 +15,7 @@ from veriformer.properties.adapters.shared.token_tables import OnTokens
 from veriformer.properties.subject.subject import Subject
 
 
-def build_linen_attention(config: Any, **options: Any) -> nn.Module:
+def build_linen_attention(config: Any, **options: Any) -> JaxModule:
     """Return linen's multi-head attention; called with x and a mask `[B, 1, T, S]`."""
     import jax.numpy as jnp
     from flax import linen
