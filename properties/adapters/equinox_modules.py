@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from veriformer.properties.adapters.flax_modules import attend, attend_across
@@ -64,13 +63,11 @@ def build_rotary(config: Any, theta: float, beside: float | None = None) -> nn.M
 
 def rotate(model: Any, x: Any, positions: Any) -> Any:
     """Rotate x `[B, H, T, K]` at positions `[T]`; it counts positions itself, so that x is laid out among zeros."""
-    rows = x.new_zeros(x.shape[0] * x.shape[1], int(positions.max()) + 1, x.shape[-1])
-    parts = []
-    for at, vectors in zip(positions.tolist(), x.flatten(0, 1).unbind(1), strict=True):
-        parts.append(rows.index_copy(1, torch.tensor([at]), vectors[:, None]))
-    turned = model(torch.cat(parts)).unflatten(0, (len(parts), -1))
-    picked = torch.stack([turned[number, :, at] for number, at in enumerate(positions.tolist())], dim=1)
-    return picked.unflatten(0, x.shape[:2])
+    again = (positions[:, None] == positions).tril(-1).sum(dim=1)  # what stands at one position gets rows of its own
+    rows = x.new_zeros(int(again.max()) + 1, x.shape[0] * x.shape[1], int(positions.max()) + 1, x.shape[-1])
+    rows[again, :, positions] = x.flatten(0, 1).transpose(0, 1)
+    turned = model(rows.flatten(0, 1)).reshape(rows.shape)
+    return turned[again, :, positions].transpose(0, 1).unflatten(0, x.shape[:2])
 
 
 SHIPPED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -15,7 +16,7 @@ from veriformer.properties.adapters.shared.token_tables import OnTokens
 from veriformer.properties.subject.subject import Subject
 
 
-def build_linen_attention(config: Any, **options: Any) -> nn.Module:
+def build_linen_attention(config: Any, **options: Any) -> JaxModule:
     """Return linen's multi-head attention; called with x and a mask `[B, 1, T, S]`."""
     import jax.numpy as jnp
     from flax import linen
@@ -81,6 +82,12 @@ def build_linen_block(config: Any, causal: bool = False) -> nn.Module:
     return JaxModule(params, lambda params, x, mask=None: block.apply(params, x, mask))
 
 
+class Decoder(OnTokens):
+    """Attention on a table of tokens; `decode` gives the same through its cache, token by token."""
+
+    decode: Callable[..., Any]
+
+
 def build_linen_decoder(config: Any) -> nn.Module:
     """Return linen's attention on a table of tokens, causal, with its cache beside it (`decode=True`)."""
     import jax
@@ -103,7 +110,7 @@ def build_linen_decoder(config: Any) -> nn.Module:
 
         return jax.lax.scan(step, cache, x.swapaxes(0, 1))[1].swapaxes(0, 1)
 
-    model = OnTokens(config, attention)
+    model = Decoder(config, attention)
     model.decode = attention.beside(decode)
     return model
 

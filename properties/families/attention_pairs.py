@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_mask
 from veriformer.properties.engine.property import holds
@@ -30,9 +31,11 @@ def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
     x = stream.draw(2, length)
     masks = torch.rand(2, length, length, generator=case.generator) < 0.5
     keep = torch.randint(0, length, (2, length, 1), generator=case.generator)
+    region = _region(case, length)
     if case.subject.fact("causal"):
         keep = keep.minimum(torch.arange(length)[None, :, None])
-    masks.scatter_(-1, keep, True)
+    outside = ~region[torch.arange(length)[None, :, None], keep]  # of a window: the query itself is inside
+    masks.scatter_(-1, torch.where(outside, torch.arange(length)[None, :, None], keep), True)
     masks[:, 0, -1], masks[:, -1, 0] = False, True  # not symmetric
     masks[:, 0, 0] = True
     masks = masks.to(x.device)
@@ -49,9 +52,7 @@ def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
         case.path = ""
         case.witness()
         return
-    allowed = masks[0].cpu()
-    if case.subject.fact("causal"):
-        allowed = allowed & torch.ones_like(allowed).tril()
+    allowed = masks[0].cpu() & region
     itself = torch.eye(length, dtype=torch.bool)  # a query reaches its own output whatever it sees
     illegal = torch.where(allowed | itself, torch.zeros_like(seen), seen)
     case.exact(illegal, torch.zeros_like(illegal), "an input that the pairwise mask hides reaches the output",
@@ -62,6 +63,14 @@ def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
                  cause=lambda: _cause(seen, allowed))  # fmt: skip
     case.path = ""
     case.witness()
+
+
+def _region(case: Case, length: int) -> Tensor:
+    """Return `[T, T]`: what may be seen besides the mask, by causality and a declared window."""
+    fact = case.subject.fact
+    if not fact("causal"):
+        return torch.ones(length, length, dtype=torch.bool)
+    return causal_region(length, fact("window"), fact("prefix"), fact("sink_tokens", 0))
 
 
 def _influence(case: Case, stream: Stream, x: Tensor, mask: Tensor, path: Path) -> Tensor | None:
