@@ -45,22 +45,22 @@ class _ByGrad(torch.autograd.Function):
         return (None, *found)
 
 
-def by_grad(model: nn.Module, x: Tensor, **given: Any) -> Tensor:
-    """Return `model(x, **given)`, whose gradients are those that `.backward()` accumulates.
+def by_grad(run: Callable[[Tensor], Tensor], x: Tensor, leaves: list[nn.Parameter]) -> Tensor:
+    """Return `run(x)`, whose gradients are those that `.backward()` accumulates.
 
     Args:
-        model: whose layers call `backward` themselves, so that `torch.autograd.grad` finds nothing or is refused.
+        run: layers that call `backward` themselves, so that `torch.autograd.grad` finds nothing or is refused.
         x: tokens `[B, T]` or embeddings `[B, T, D]`.
-        given: keywords, masks among them.
+        leaves: parameters that ask for gradients.
     """
-    inner = x.detach().requires_grad_(x.requires_grad) if x.is_floating_point() else x
-    leaves = [p for p in model.parameters() if p.requires_grad]
     if not torch.is_grad_enabled() or not (leaves or x.requires_grad):
-        return model(x, **given)
+        return run(x)
     if not x.requires_grad:
-        return _ByGrad.apply(lambda: model(x, **given), *leaves)
-    # the caller's tensor stands for the inner one: a leaf of a graph of its own, whose `.grad` is read
-    return _WithInput.apply(lambda: model(inner, **given), inner, x, *leaves)
+        found: Tensor = _ByGrad.apply(lambda: run(x), *leaves)  # type: ignore[no-untyped-call]
+        return found
+    inner = x.detach().requires_grad_()  # a leaf, whose `.grad` is read
+    found = _WithInput.apply(lambda: run(inner), inner, x, *leaves)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _WithInput(_ByGrad):
@@ -74,3 +74,32 @@ class _WithInput(_ByGrad):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         _, *found = _ByGrad.backward(ctx, *incoming)
         return (None, None, *found)
+
+
+class ByGrad(nn.Module):
+    """A model whose gradients are those of a plain `.backward()`: what `by_grad` gives, as a module."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        """Call the model."""
+        return by_grad(lambda inner: self.net(inner, **given), x, self._leaves())
+
+    def from_embeddings(self, embeddings: Tensor, table: nn.Module, **given: Any) -> Tensor:
+        """Call the model with embeddings `[B, T, D]` in place of what its table gives; what it pads itself stays."""
+
+        def run(inner: Tensor) -> Tensor:
+            length = inner.shape[1]
+            hook = table.register_forward_hook(lambda _, __, out: torch.cat([inner, out[:, length:]], dim=1))
+            try:
+                found: Tensor = self.net(torch.zeros(inner.shape[:2], dtype=torch.long, device=inner.device), **given)
+                return found
+            finally:
+                hook.remove()
+
+        return by_grad(run, embeddings, self._leaves())
+
+    def _leaves(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.requires_grad]
