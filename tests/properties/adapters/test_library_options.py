@@ -20,6 +20,7 @@ from veriformer.properties.known.deviations import read_deviations
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.targets import load
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of x_transformers
 SIZES = DrawnConfig(d_model=24, num_heads=2, num_key_value_heads=2, num_layers=2, vocab_size=13, max_len=40)
 ELEVEN = (
     "x-transformers", "litgpt", "torchtune", "torchscale", "local-attention", "nystrom-attention", "reformer-pytorch",
@@ -76,7 +77,7 @@ def test_what_a_backward_raises_is_raised() -> None:
 
 
 def test_without_gradients_the_model_is_called_as_it_is() -> None:
-    model, x = Reentrant(), torch.randn(4, 3)
+    model, x = Reentrant(), torch.randn(4, 3, requires_grad=True)
     with torch.no_grad():
         assert torch.equal(ByGrad(model)(x), model(x))
 
