@@ -14,16 +14,19 @@ class _ByGrad(torch.autograd.Function):
     """Gives as gradients what a plain `.backward()` leaves in `.grad`; what stood there is put back."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[[], Tensor], inner: Tensor | None, _: Tensor, *parameters: Tensor) -> Tensor:
+        """Call `run`, in which `inner` stands for an input that asks for a gradient."""
         with torch.enable_grad():
             output = run()
-        ctx.output, ctx.leaves = output, leaves
+        ctx.output, ctx.inner, ctx.parameters = output, inner, parameters
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        kept = [leaf.grad for leaf in ctx.leaves]
-        for leaf in ctx.leaves:
+        """Return the gradients of the input and of the parameters."""
+        leaves = [*([] if ctx.inner is None else [ctx.inner]), *ctx.parameters]
+        kept = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
             leaf.grad = None
         raised: list[BaseException] = []
 
@@ -37,43 +40,27 @@ class _ByGrad(torch.autograd.Function):
         thread = threading.Thread(target=backwards)
         thread.start()
         thread.join()
-        found = [leaf.grad for leaf in ctx.leaves]
-        for leaf, grad in zip(ctx.leaves, kept, strict=True):
+        found = [leaf.grad for leaf in leaves]
+        for leaf, grad in zip(leaves, kept, strict=True):
             leaf.grad = grad
         if raised:
             raise raised[0]
-        return (None, *found)
+        return (None, None, *([None] if ctx.inner is None else []), *found)
 
 
-def by_grad(run: Callable[[Tensor], Tensor], x: Tensor, leaves: list[nn.Parameter]) -> Tensor:
+def by_grad(run: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Return `run(x)`, whose gradients are those that `.backward()` accumulates.
 
     Args:
         run: layers that call `backward` themselves, so that `torch.autograd.grad` finds nothing or is refused.
         x: tokens `[B, T]` or embeddings `[B, T, D]`.
-        leaves: parameters that ask for gradients.
+        parameters: that ask for gradients.
     """
-    if not torch.is_grad_enabled() or not (leaves or x.requires_grad):
+    if not torch.is_grad_enabled() or not (parameters or x.requires_grad):
         return run(x)
-    if not x.requires_grad:
-        found: Tensor = _ByGrad.apply(lambda: run(x), *leaves)  # type: ignore[no-untyped-call]
-        return found
-    inner = x.detach().requires_grad_()  # a leaf, whose `.grad` is read
-    found = _WithInput.apply(lambda: run(inner), inner, x, *leaves)  # type: ignore[no-untyped-call]
+    inner = x.detach().requires_grad_() if x.requires_grad else None  # a leaf, whose `.grad` is read
+    found: Tensor = _ByGrad.apply(lambda: run(x if inner is None else inner), inner, x, *parameters)
     return found
-
-
-class _WithInput(_ByGrad):
-    """As `_ByGrad`, for a differentiable input: the gradient of its detached copy is its own."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], inner: Tensor, _: Tensor, *leaves: Tensor) -> Tensor:
-        return _ByGrad.forward(ctx, run, inner, *leaves)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        _, *found = _ByGrad.backward(ctx, *incoming)
-        return (None, None, *found)
 
 
 class ByGrad(nn.Module):
@@ -85,7 +72,7 @@ class ByGrad(nn.Module):
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
         """Call the model."""
-        return by_grad(lambda inner: self.net(inner, **given), x, self._leaves())
+        return by_grad(lambda inner: self.net(inner, **given), x, self._parameters_to_train())
 
     def from_embeddings(self, embeddings: Tensor, table: nn.Module, **given: Any) -> Tensor:
         """Call the model with embeddings `[B, T, D]` in place of what its table gives; what it pads itself stays."""
@@ -99,7 +86,7 @@ class ByGrad(nn.Module):
             finally:
                 hook.remove()
 
-        return by_grad(run, embeddings, self._leaves())
+        return by_grad(run, embeddings, self._parameters_to_train())
 
-    def _leaves(self) -> list[nn.Parameter]:
+    def _parameters_to_train(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
