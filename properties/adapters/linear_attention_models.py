@@ -38,7 +38,7 @@ def build_linear(config: Any, latents: int = 0, **options: Any) -> nn.Module:
     return Autopadder(model)
 
 
-_WINDOW = {"n_local_attn_heads": 1, "local_attn_window_size": 4}
+_WINDOW: dict[str, Any] = {"n_local_attn_heads": 1, "local_attn_window_size": 4}
 
 
 def _linear(label: str, causal: bool = False, **options: Any) -> Subject:

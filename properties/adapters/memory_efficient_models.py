@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.adapters.shared.own_backwards import by_grad
-from veriformer.properties.adapters.shared.plain_calls import call_with_mask
+from veriformer.properties.adapters.shared.own_backwards import ByGrad
+from veriformer.properties.adapters.shared.plain_calls import call, call_with_mask
 from veriformer.properties.subject.subject import Subject
 
 
@@ -22,7 +22,7 @@ def build_efficient(config: Any, **options: Any) -> nn.Module:
     """Return memory-efficient attention with small buckets."""
     from memory_efficient_attention_pytorch import Attention
 
-    return Attention(**_sizes(config, dropout=config.dropout, memory_efficient=True, **options))
+    return ByGrad(Attention(**_sizes(config, dropout=config.dropout, memory_efficient=True, **options)))
 
 
 def build_flash(config: Any, **options: Any) -> nn.Module:
@@ -33,10 +33,10 @@ def build_flash(config: Any, **options: Any) -> nn.Module:
 
 
 def build_cosine(config: Any, **options: Any) -> nn.Module:
-    """Return flash attention of normalised queries and keys, with small buckets."""
+    """Return flash attention of normalised queries and keys; buckets of unequal size raise with a mask."""
     from memory_efficient_attention_pytorch.cosine_sim_flash_attention import FlashAttention
 
-    return FlashAttention(**_sizes(config, **options))
+    return FlashAttention(**_sizes(config, k_bucket_size=4, **options))
 
 
 def build_transformer(config: Any, trained: bool = False, **options: Any) -> nn.Module:
@@ -53,34 +53,34 @@ def build_transformer(config: Any, trained: bool = False, **options: Any) -> nn.
     model = Transformer(**sizes, **_sizes(config, causal=True, **options))
     if trained:
         model.train()(torch.zeros(1, 1, dtype=torch.long))
-    return model
+    return ByGrad(model)
 
 
-def forward_by_grad(model: Any, x: Any, attention_mask: Any = None) -> Any:
-    """Call attention whose `mask` `[B, T]` says True = may attend; its gradients are those of `.backward()`."""
-    return by_grad(model, x, mask=attention_mask)
+def embed(model: Any, embeddings: Any) -> Any:
+    """Call a language model from its token embeddings `[B, T, D]` on."""
+    return model.from_embeddings(embeddings, model.net.token_emb)
 
 
 _SHORT = {"max_len": (40,)}  # buckets of four and three: a loop in Python over all pairs of them
 
 
-def _attention(label: str, build: Any, forward: Any = call_with_mask, **facts: Any) -> Subject:
+def _attention(label: str, build: Any, **facts: Any) -> Subject:
     causal = bool(facts.get("causal"))
     declares = {"causal": causal, **({} if causal else {"positions": "none"}), **facts}
-    return Subject(kind="self_attention", name=label, build=build, forward=forward, mask_forms=("padding",),
+    return Subject(kind="self_attention", name=label, build=build, forward=call_with_mask, mask_forms=("padding",),
                    declares=declares, domain=_SHORT)  # fmt: skip
 
 
 def _transformer(label: str, **options: Any) -> Subject:
     return Subject(kind="decoder", name=f"memory-efficient Transformer ({label})",
-                   build=partial(build_transformer, **options), forward=by_grad, mask_forms=(),
+                   build=partial(build_transformer, **options), forward=call, embed=embed, mask_forms=(),
                    domain=_SHORT)  # fmt: skip
 
 
 SHIPPED = {
-    "attention": _attention("memory-efficient attention", build_efficient, forward_by_grad),
+    "attention": _attention("memory-efficient attention", build_efficient),
     "attention-causal": _attention("memory-efficient attention (causal)", partial(build_efficient, causal=True),
-                                   forward_by_grad, causal=True),
+                                   causal=True),
     "flash": _attention("memory-efficient FlashAttention", build_flash),
     "flash-causal": _attention("memory-efficient FlashAttention (causal)", partial(build_flash, causal=True),
                                causal=True),

@@ -33,7 +33,7 @@ def build_performer(config: Any, **options: Any) -> nn.Module:
         )
 
 
-_WINDOW = {"local_attn_heads": 1, "local_window_size": 4}
+_WINDOW: dict[str, Any] = {"local_attn_heads": 1, "local_window_size": 4}
 
 
 def _performer(label: str, causal: bool = False, **options: Any) -> Subject:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from veriformer.properties.adapters.shared.own_backwards import by_grad
+from veriformer.properties.adapters.shared.own_backwards import ByGrad
 from veriformer.properties.subject.subject import Subject
 
 
@@ -42,21 +42,28 @@ def build_reformer(config: Any, trained: bool = False, **options: Any) -> nn.Mod
     )
     if trained:
         model.train()(torch.zeros(1, 4, dtype=torch.long))
-    return model
+    return ByGrad(model)
 
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     """Call on tokens `[B, T]` with mask `[B, T]`; the rotations of its hashes are drawn alike in every call."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return by_grad(model, tokens, input_mask=attention_mask)
+        return model(tokens, input_mask=attention_mask)
+
+
+def embed(model: Any, embeddings: Any, attention_mask: Any = None) -> Any:
+    """Call from token embeddings `[B, T, D]` on, as `forward` does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return model.from_embeddings(embeddings, model.net.net.token_emb, input_mask=attention_mask)
 
 
 def _reformer(label: str, causal: bool, **options: Any) -> Subject:
     full = bool(options.get("use_full_attn"))
     return Subject(
         kind="decoder" if causal else "encoder", name=f"reformer-pytorch ReformerLM ({label})",
-        build=partial(build_reformer, causal=causal, **options), forward=forward, mask_forms=("padding",),
+        build=partial(build_reformer, causal=causal, **options), forward=forward, embed=embed, mask_forms=("padding",),
         domain={"max_len": (40,)}, declares={} if causal and full else {"causal": causal, "sparse": not full},
     )  # fmt: skip
 

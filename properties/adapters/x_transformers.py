@@ -128,8 +128,6 @@ _DECODERS: Mapping[str, dict[str, Any]] = {
     "forgetting-per-row": {"attn_data_dependent_alibi": True, "attn_data_dependent_alibi_per_row": True, **_NO_TABLE},
     "latent-keys": {"attn_use_latent_kv": True, "attn_dim_latent_kv": 8},
     "latent-value-residual": {"add_value_residual": True, "attn_use_latent_kv": True, "attn_dim_latent_kv": 8},
-    "grouped-value-residual": {"add_value_residual": True, "attn_kv_heads": lambda c: 1 if c.num_heads == 2 else 2},
-    "grouped-polar": {"polar_pos_emb": True, "attn_kv_heads": lambda c: 1 if c.num_heads == 2 else 2, **_NO_TABLE},
     "orthogonal-values": {"attn_orthog_projected_values": True},
     "l2-distance": {"attn_l2_distance": True},
     "unet-skips": {"unet_skips": True},

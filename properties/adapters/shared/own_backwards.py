@@ -14,16 +14,19 @@ class _ByGrad(torch.autograd.Function):
     """Gives as gradients what a plain `.backward()` leaves in `.grad`; what stood there is put back."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[[], Tensor], inner: Tensor | None, _: Tensor, *parameters: Tensor) -> Tensor:
+        """Call `run`, in which `inner` stands for an input that asks for a gradient."""
         with torch.enable_grad():
             output = run()
-        ctx.output, ctx.leaves = output, leaves
+        ctx.output, ctx.inner, ctx.parameters = output, inner, parameters
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        kept = [leaf.grad for leaf in ctx.leaves]
-        for leaf in ctx.leaves:
+        """Return the gradients of the input and of the parameters."""
+        leaves = [*([] if ctx.inner is None else [ctx.inner]), *ctx.parameters]
+        kept = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
             leaf.grad = None
         raised: list[BaseException] = []
 
@@ -37,40 +40,53 @@ class _ByGrad(torch.autograd.Function):
         thread = threading.Thread(target=backwards)
         thread.start()
         thread.join()
-        found = [leaf.grad for leaf in ctx.leaves]
-        for leaf, grad in zip(ctx.leaves, kept, strict=True):
+        found = [leaf.grad for leaf in leaves]
+        for leaf, grad in zip(leaves, kept, strict=True):
             leaf.grad = grad
         if raised:
             raise raised[0]
-        return (None, *found)
+        return (None, None, *([None] if ctx.inner is None else []), *found)
 
 
-def by_grad(model: nn.Module, x: Tensor, **given: Any) -> Tensor:
-    """Return `model(x, **given)`, whose gradients are those that `.backward()` accumulates.
+def by_grad(run: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Return `run(x)`, whose gradients are those that `.backward()` accumulates.
 
     Args:
-        model: whose layers call `backward` themselves, so that `torch.autograd.grad` finds nothing or is refused.
+        run: layers that call `backward` themselves, so that `torch.autograd.grad` finds nothing or is refused.
         x: tokens `[B, T]` or embeddings `[B, T, D]`.
-        given: keywords, masks among them.
+        parameters: that ask for gradients.
     """
-    inner = x.detach().requires_grad_(x.requires_grad) if x.is_floating_point() else x
-    leaves = [p for p in model.parameters() if p.requires_grad]
-    if not torch.is_grad_enabled() or not (leaves or x.requires_grad):
-        return model(x, **given)
-    if not x.requires_grad:
-        return _ByGrad.apply(lambda: model(x, **given), *leaves)
-    # the caller's tensor stands for the inner one: a leaf of a graph of its own, whose `.grad` is read
-    return _WithInput.apply(lambda: model(inner, **given), inner, x, *leaves)
+    if not torch.is_grad_enabled() or not (parameters or x.requires_grad):
+        return run(x)
+    inner = x.detach().requires_grad_() if x.requires_grad else None  # a leaf, whose `.grad` is read
+    found: Tensor = _ByGrad.apply(lambda: run(x if inner is None else inner), inner, x, *parameters)
+    return found
 
 
-class _WithInput(_ByGrad):
-    """As `_ByGrad`, for a differentiable input: the gradient of its detached copy is its own."""
+class ByGrad(nn.Module):
+    """A model whose gradients are those of a plain `.backward()`: what `by_grad` gives, as a module."""
 
-    @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], inner: Tensor, _: Tensor, *leaves: Tensor) -> Tensor:
-        return _ByGrad.forward(ctx, run, inner, *leaves)
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
 
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        _, *found = _ByGrad.backward(ctx, *incoming)
-        return (None, None, *found)
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        """Call the model."""
+        return by_grad(lambda inner: self.net(inner, **given), x, self._parameters_to_train())
+
+    def from_embeddings(self, embeddings: Tensor, table: nn.Module, **given: Any) -> Tensor:
+        """Call the model with embeddings `[B, T, D]` in place of what its table gives; what it pads itself stays."""
+
+        def run(inner: Tensor) -> Tensor:
+            length = inner.shape[1]
+            hook = table.register_forward_hook(lambda _, __, out: torch.cat([inner, out[:, length:]], dim=1))
+            try:
+                found: Tensor = self.net(torch.zeros(inner.shape[:2], dtype=torch.long, device=inner.device), **given)
+                return found
+            finally:
+                hook.remove()
+
+        return by_grad(run, embeddings, self._parameters_to_train())
+
+    def _parameters_to_train(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.requires_grad]
