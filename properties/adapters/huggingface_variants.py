@@ -71,7 +71,7 @@ VARIANTS: Mapping[str, Variant] = {
     "pegasus-causal": Variant("pegasus", task="decoder"),
     "xlm-causal": Variant("xlm", {"causal": True}, facts={"causal": True}),
     "gemma3_text-bidirectional": Variant(
-        "gemma3_text", {"use_bidirectional_attention": True}, facts={"causal": False}
+        "gemma3_text", {"use_bidirectional_attention": True}, facts={"causal": False, "sparse": True}
     ),
     "qwen2-sliding": Variant("qwen2", {"use_sliding_window": True, "sliding_window": 5, "layer_types": _MIXED}),
     "phi3-sliding": Variant("phi3", {"sliding_window": 5}),
@@ -102,7 +102,7 @@ VARIANTS: Mapping[str, Variant] = {
     "cohere-query-key-norm": Variant("cohere", {"use_qk_norm": True}, facts={"query_key_norm": True}),
     "opt-post-norm": Variant("opt", {"do_layer_norm_before": False}),
     "bloom-post-norm-residual": Variant("bloom", {"apply_residual_connection_post_layernorm": True}),
-    "flaubert-pre-norm": Variant("flaubert", {"pre_norm": True}),
+    "flaubert-pre-norm": Variant("flaubert", {"pre_norm": True}),  # raises: reports/gallery/findings
     "gpt2-upcast": Variant("gpt2", {"reorder_and_upcast_attn": True}),
     "mamba2-limited-steps": Variant("mamba2", {"time_step_limit": (0.1, 1.0)}),
 }  # fmt: skip

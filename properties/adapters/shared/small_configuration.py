@@ -115,8 +115,8 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"num_global_tokens num_latents", lambda c: 3),
     (r"hidden_size_per_layer_input laurel_rank", lambda c: 8),
     (r"conv_kernel_size", lambda c: 3),  # odd: it reads as many tokens before as behind
-    (r"relative_attention_num_buckets num_buckets", lambda c: 8),
-    (r"relative_attention_max_distance relative_max_distance", lambda c: 16),
+    (r"relative_attention_num_buckets", lambda c: 8),
+    (r"relative_attention_max_distance", lambda c: 16),
     # dropout
     (r"\w*dropout\w* \w*_pdrop \w*_drop dropout_rate", lambda c: c.dropout),
     (r"\w*layerdrop router_jitter_noise \w*jitter\w* drop_path_rate", lambda c: 0.0),
@@ -164,27 +164,43 @@ _OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "mobilebert": lambda c: {"intra_bottleneck_size": c.d_model, "true_hidden_size": c.d_model},
     "lfm2": lambda c: {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": lambda c: {"layer_types": ["conv", "full_attention"]},
-    "xlstm": lambda c: {"qk_dim_factor": 64 / c.d_model, "v_dim_factor": 64 / c.d_model},  # its cache has multiples of 64
+    "xlstm": lambda c: {
+        "qk_dim_factor": 64 / c.d_model,
+        "v_dim_factor": 64 / c.d_model,
+    },  # its cache has multiples of 64
     "mpnet": lambda c: {"relative_attention_num_buckets": 32},  # it has 32 whatever is configured
     "zamba": lambda c: {
-        "attention_hidden_size": 2 * c.d_model, "attention_head_dim": 2 * c.d_head,
+        "attention_hidden_size": 2 * c.d_model,
+        "attention_head_dim": 2 * c.d_head,
         "layers_block_type": ["hybrid"] * c.num_layers,  # its parts are shared: it refuses to have one such layer
     },
-    "funnel": lambda c: {"block_sizes": [c.num_layers], "block_repeats": [1]},  # pooling between blocks refuses two tokens
+    "funnel": lambda c: {
+        "block_sizes": [c.num_layers],
+        "block_repeats": [1],
+    },  # pooling between blocks refuses two tokens
     "cohere_compass_text": lambda c: {
-        "layer_types": list(_BOTH), "rope_parameters": {kind: dict(_ROPE) for kind in _BOTH},
+        "layer_types": list(_BOTH),
+        "rope_parameters": {kind: dict(_ROPE) for kind in _BOTH},
     },
-    "deepseek_v4": lambda c: {
-        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3}
-    },
+    "deepseek_v4": lambda c: {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3}},
     "dots3_note_text": lambda c: {
-        "layer_types": ["sliding_attention", "indexed_attention"], "head_dim": 2 * c.d_head, "swa_head_dim": 2 * c.d_head,
-        "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_v_head_dim": c.d_head, "swa_qk_nope_head_dim": c.d_head,
-        "swa_qk_rope_head_dim": c.d_head, "swa_num_attention_heads": c.num_heads, "swa_num_key_value_heads": c.num_heads,
+        "layer_types": ["sliding_attention", "indexed_attention"],
+        "head_dim": 2 * c.d_head,
+        "swa_head_dim": 2 * c.d_head,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_v_head_dim": c.d_head,
+        "swa_qk_nope_head_dim": c.d_head,
+        "swa_qk_rope_head_dim": c.d_head,
+        "swa_num_attention_heads": c.num_heads,
+        "swa_num_key_value_heads": c.num_heads,
     },
     "qwen4_exp_text": lambda c: {
-        "layer_types": ["linear_attention", "full_attention"], "indexer_n_heads": c.num_heads,
-        "indexer_kv_heads": 1, "indexer_head_dim": c.d_head, "indexer_budget": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+        "indexer_n_heads": c.num_heads,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": c.d_head,
+        "indexer_budget": 4,
         "indexer_compress_ratio": 2,
     },
 }
