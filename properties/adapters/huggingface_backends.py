@@ -58,7 +58,7 @@ def call(model: Any, **given: Any) -> Any:
         raise NotSwitchedError(f"{_named(model)}: eager attention was asked for, and the fused kernel was called")
     if "eager" in seen and seen.get("sdpa") == 0:
         raise NotSwitchedError(
-            f"{_named(model)}: eager and sdpa are the same code here: sdpa was asked for, and no fused kernel was called"
+            f"{_named(model)}: sdpa attention was asked for, and no fused kernel was called: it is eager, too"
         )
     return answer
 
