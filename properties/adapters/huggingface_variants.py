@@ -1,7 +1,7 @@
 """Options of the configurations of Hugging Face transformers that change what is computed, as models of their own.
 
-A model type as released reaches one branch of its code; releases break in the others. To add one, add a row. What always
-raises has no row, and a page in reports/gallery/findings/ (FlauBERT with `pre_norm`).
+A model type as released reaches one branch of its code; releases break in the others. To add one, add a row.
+What always raises has no row, and a page in reports/gallery/findings/ (FlauBERT with `pre_norm`).
 """
 
 from __future__ import annotations

@@ -86,8 +86,9 @@ def test_a_static_cache_is_another_model_of_the_sweep() -> None:
 
 
 def test_the_options_of_variants_are_read() -> None:
-    sizes = palette(SHIPPED["llama"])[0]
+    smallest = palette(SHIPPED["llama"])[0]
     for name, variant in VARIANTS.items():
+        sizes = replace(smallest, num_layers=variant.sizes.get("num_layers", (2,))[0])
         config_class = transformers().CONFIG_MAPPING[variant.model_type]
         small, own = (small_configuration(config_class, sizes, **more) for more in (variant.options, {}))
         changed = {**small.to_dict(), "attention": small._attn_implementation} != {
