@@ -38,7 +38,7 @@ OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
     "longcat_flash": lambda c: {"qk_head_dim": 2 * c.d_head, "num_key_value_heads": c.num_heads},
     "mimo_v2_flash": lambda c: {
         "num_key_value_heads": c.num_heads // 2,  # its sliding layers have twice as many
-        "rope_parameters": dict.fromkeys(BOTH, {**_ROPE, "partial_rotary_factor": 0.5}),  # a third of 16 is none
+        "rope_parameters": {kind: {**_ROPE, "partial_rotary_factor": 0.5} for kind in BOTH},  # a third of 16 is none
     },
     "esmc": lambda c: {"num_key_value_heads": c.num_heads},
     "mobilebert": lambda c: {"intra_bottleneck_size": c.d_model, "true_hidden_size": c.d_model},
