@@ -12,6 +12,7 @@ import torch
 from veriformer.properties.adapters.huggingface_backends import call, prepared
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
 
+
 def transformers() -> ModuleType:
     """Import the library, quietly."""
     name_operators()

@@ -30,14 +30,16 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
     },  # query_pre_attn_scalar, by default
     **{key: {"sink": True} for key in ("flint", "gpt_oss")},
-    **{key: {"structure": "other"} for key in ("esmc", "minicpm3", "neomme")},  # residual sums are weighed
+    **{key: {"structure": "other"} for key in ("esmc", "minicpm3")},  # residual sums are weighed
     **{key: {"structure": "other"} for key in ("cohere", "cohere2")},  # logit_scale multiplies what the last map gives
     # keys are chosen by an indexer, by blocks or by windows to both sides, as each of their papers has it
     **{key: {"sparse": True} for key in ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "qwen4_exp_text")},
     **{key: {"sparse": True} for key in ("big_bird", "bigbird_pegasus", "led", "longformer", "reformer")},
     "llama4_text": {"sparse": True},  # layers that see their own chunk of the sequence alone
+    **{key: {"sparse": True} for key in ("modernbert", "ultrabert")},
     **{key: {"sparse": True} for key in ("doge", "minimax_m3_vl_text", "pegasus_x")},
     **{key: {"sparse": True, "sink": True} for key in ("deepseek_v4", "hy_v4")},
+    "neomme": {"sparse": True, "structure": "other"},
     "longt5": {"sparse": True, **_UNSCALED},
     "cpmant": {"causal": False},  # marks the whole input as context, which sees itself both ways
     "hrm_text": {"shared_layers": True},  # hierarchical reasoning: the same layers are applied again and again
@@ -79,11 +81,11 @@ NOT_BY_EMBEDDINGS = frozenset({
 
 
 def window_of(config: Any) -> dict[str, int]:
-    """Return the window that all layers of a causal configuration have, as a fact; none where a layer sees everything.
+    """Return the window that all attentions of a causal configuration have, as a fact; none where one sees everything.
 
     `sliding_window` is documented to be the number of keys that a query sees, its own among them.
     """
-    kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
+    kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",)) - {"linear_attention"}
     window = getattr(config, "sliding_window", None)
     return {"window": window} if kinds == {"sliding_attention"} and isinstance(window, int) and window > 0 else {}
 
