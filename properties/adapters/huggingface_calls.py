@@ -88,7 +88,7 @@ def cached_in_order(model: Any, chunks: Any) -> Any:
 
 def _through(past: Any, model: Any, chunks: Any, attention_mask: Any, reorder: Any) -> Any:
     start, outputs = 0, []
-    name = cache_of(model.__class__)
+    name = cache_of(model.__class__) or CACHES[0]
     for number, chunk in enumerate(chunks):
         if number == 1 and reorder is not None:
             past = _reordered_cache(past, reorder)
