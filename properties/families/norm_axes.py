@@ -79,8 +79,8 @@ def _axis_of(value: Value, batch: int, lengths: tuple[int, ...], heads: tuple[in
     named = {"samples": [batch], "positions": list(lengths), "heads": [n for n in heads if n > 1]}
     axes = {word: [i for i, n in enumerate(x.shape) if n in sizes] for word, sizes in named.items()}
     channels = [i for i in range(x.ndim) if not any(i in found for found in axes.values())]
-    if any(len(found) > 1 for found in axes.values()) or len(channels) != 1:
-        return ""  # weights, or sizes that coincide
+    if any(len(found) > 1 for found in axes.values()) or len(channels) != 1 or x.shape[channels[0]] == 1:
+        return ""  # weights, or sizes that coincide: channels as many as heads in a table [1, T, D], say
     if sum(map(len, axes.values())) != x.ndim - 1 or not axes["positions"]:
         return ""
     if axes["samples"] and torch.equal(x.select(axes["samples"][0], 0), x.select(axes["samples"][0], 1)):
