@@ -44,7 +44,10 @@ def _sublayers(seen: Traced, width: int) -> list[Placed]:
         if product not in taken:
             continue
         streams = streams_before(seen, product, one.when)
-        found.append(Placed(one.place, _place(seen, taken[product], streams)))
+        place = _place(seen, taken[product], streams)
+        if place == "post" and not found and _is_normed(seen, taken[product], one.when):
+            place = ""  # behind a norm of the embedding, the first layer needs none before it
+        found.append(Placed(one.place, place))
     return found
 
 
@@ -64,6 +67,11 @@ def streams_before(seen: Traced, product: int, total: int) -> list[Tensor]:
     summed = seen.values[total].output
     branch = biased(seen, product).double().reshape(-1)
     return [(summed.double().reshape(-1) - b).reshape(summed.shape) for b in (branch, *turned_rows(branch, summed))]
+
+
+def _is_normed(seen: Traced, taken: Tensor, total: int) -> bool:
+    """Whether tokens are what a norm gave before some number of values."""
+    return any(n.when < total and same_tokens(n.made, taken, seen.batch, seen.limit) for n in norm_calls(seen))
 
 
 def _place(seen: Traced, taken: Tensor, streams: list[Tensor]) -> str:

@@ -43,15 +43,18 @@ class Parallel(Layer):
 
 
 class Encoder(nn.Module):
-    """Layers behind an embedding."""
+    """Layers behind an embedding; `skips`: the norm of the embedding is the first layer's, as in ModernBERT."""
 
-    def __init__(self, c: DrawnConfig, layer: type[Layer], **how: bool) -> None:
+    def __init__(self, c: DrawnConfig, layer: type[Layer], skips: str = "", **how: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.norm = nn.LayerNorm(c.d_model) if skips == "first" else nn.Identity()
         self.layers = nn.ModuleList(layer(c, **how) for _ in range(c.num_layers))
+        if skips:
+            self.layers[0 if skips == "first" else -1].norm1 = nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embedding(tokens)
+        x: Tensor = self.norm(self.embedding(tokens))
         for layer in self.layers:
             x = layer(x)
         return x
@@ -71,6 +74,11 @@ def test_a_sum_that_adds_to_an_older_stream_is_asked_about(is_pre: bool) -> None
     assert (result.outcome, result.declare) == ("OPEN", "structure='other'")
     assert "layers.0.down gives is added to the stream as it was before layers.0.attn" in result.reason
     assert judged(is_pre=is_pre, is_older=False).outcome == "PASS"
+
+
+def test_a_first_layer_behind_a_norm_of_the_embedding_needs_none_and_another_one_does() -> None:
+    assert judged(is_pre=True, is_older=False, skips="first").outcome == "PASS"
+    assert judged(is_pre=True, is_older=False, skips="last").outcome == "OPEN"
 
 
 def test_halves_side_by_side_are_added_to_one_stream() -> None:
