@@ -39,7 +39,7 @@ def sublayers(seen: Traced, width: int) -> list[Placed]:
 def _sublayers(seen: Traced, width: int) -> list[Placed]:
     sums = {s.product: s for s in residual_sums(seen, width)}
     taken = dict(_taken(seen))
-    found = []
+    found: list[Placed] = []
     for product, one in sums.items():
         if product not in taken:
             continue
