@@ -50,7 +50,8 @@ def described(flowing: Flow) -> list[Part]:
     found += [(n.when, _norm(n)) for n in norm_calls(seen)]
     for b in between_linear_maps(seen):
         if b.activation != "identity" or b.width == flowing.built.config.d_ff != b.inner:
-            words = f"{b.activation}{', gated' if b.is_gated else ''}, {b.inner} -> {b.width} -> {b.outer}"
+            gate = ", gated" if b.is_gated else ""
+            words = f"{b.activation}{' on both halves' * b.is_on_both}{gate}, {b.inner} -> {b.width} -> {b.outer}"
             sizes = {"inner": b.inner, "width": b.width, "outer": b.outer}
             found.append((b.when, Part("feed-forward", b.place, words, {
                 "activation": b.activation, "gated": b.is_gated, **sizes})))  # fmt: skip

@@ -63,6 +63,7 @@ class Between:
         when: number of the second product among the values.
         first: what the activation is given.
         other: what the result is multiplied by, where it is gated.
+        is_on_both: whether the activation stands on what it is multiplied by, too.
     """
 
     place: str
@@ -74,6 +75,7 @@ class Between:
     when: int
     first: Source
     other: Source | None
+    is_on_both: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,12 @@ def _between_linear_maps(seen: Traced) -> list[Between]:
         taken = product.left.cpu().double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
         if told := _explained(taken, before, seen.limit):
-            name, source, other = told
+            name, source, other, is_on_both = told
             first = map_behind(products, seen, source.when)
             if first is not None:
                 sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
-                found.append(Between(product.place, name, other is not None, *sizes, product.when, source, other))
+                where = (product.when, source, other, is_on_both)
+                found.append(Between(product.place, name, other is not None, *sizes, *where))
     return found
 
 
@@ -116,8 +119,8 @@ def _is_linear(value: Value, taken: Tensor) -> bool:
     return value.name in LINEAR and value.output.numel() in (taken.numel(), 2 * taken.numel())
 
 
-def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None] | None:
-    """Return the activation that explains `taken` best, what it was given, and what it is multiplied by.
+def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None, bool] | None:
+    """Return the activation that explains `taken` best, what it was given, what multiplies it, and if it is on both.
 
     Float32 does not tell the two forms of GELU apart by the limit alone: the nearest one counts.
     """
@@ -134,21 +137,28 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
         return None
     starts = torch.stack([part.flatten()[:_FEW] for _, part in parts])
     few, bound = taken.flatten()[:_FEW], limit * size
-    found: list[tuple[bool, bool, float, int, int, str]] = []  # 0 of them multiplies where nothing does
+    found: list[tuple[bool, bool, bool, float, int, int, str]] = []  # 0 of them multiplies where nothing does
     for name, function in ACTIVATIONS.items():
         made = function(starts)
         for number in _near(made, few, bound):
             error = float((function(parts[number][1]) - taken).abs().amax())
-            found.append((name == "identity", False, error, number, 0, name))
+            found.append((name == "identity", False, False, error, number, 0, name))
         for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * starts).flatten(0, 1), few, bound)):
             if other != number:
                 error = float((function(parts[number][1]) * parts[other][1] - taken).abs().amax())
-                found.append((name == "identity", True, error, number, other, name))
-    fits = [f for f in found if f[2] <= bound]
+                found.append((name == "identity", True, False, error, number, other, name))
+        if name == "identity":
+            continue
+        for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * made).flatten(0, 1), few, bound)):
+            if number < other:
+                error = float((function(parts[number][1]) * function(parts[other][1]) - taken).abs().amax())
+                found.append((False, True, True, error, number, other, name))
+    fits = [f for f in found if f[3] <= bound]
     if not fits:
         return None
-    _, is_gated, _, number, other, name = min(fits)  # none at all, and a gate, only where nothing else explains it
-    return name, parts[number][0], parts[other][0] if is_gated else None
+    # none at all, a gate, and an activation on both of its halves only where nothing else explains it
+    _, is_gated, is_on_both, _, number, other, name = min(fits)
+    return name, parts[number][0], parts[other][0] if is_gated else None, is_on_both
 
 
 def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:

@@ -62,6 +62,19 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
 
 
+def kind_between(given: Tensor, made: Tensor, limit: float) -> str:
+    """Return the formula by which tokens are made of others, "layer" or "rms"; "" where neither does, or both do.
+
+    A gain and a bias a channel may follow. Nothing is normalised where the tokens are a gain times the others.
+    """
+    width = given.shape[-1]
+    x, y = given.double().reshape(-1, width), made.double().reshape(-1, width)
+    if x.shape != y.shape or fits(y, x, limit):
+        return ""
+    kinds = [kind for kind in ("layer", "rms") if any(fits(y, normalised(x, kind, eps), limit) for eps in _EPS)]
+    return kinds[0] if len(kinds) == 1 else ""
+
+
 def held(norm: NormCall) -> tuple[Tensor, Tensor]:
     """Return the gain and the bias `[D]` that a norm holds, float64; ones and zeros where it has none."""
     width = norm.given.shape[-1]

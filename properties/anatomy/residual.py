@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.anatomy.traced import Traced, Value
 
 _NEXT = 40  # values between a map's output and the sum that takes it: dropouts, norms, casts, a bias, another sublayer
 _ONE = 1e-3
 _SEEN = 1e-4  # of a branch: what is below rounding beside its stream has no factor that could be told
+_AGAIN = 2  # sums behind one that may take the stream, or the branch, once more
 _BACK = 160  # values before that the stream may be: a sublayer's own
 
 
@@ -65,10 +66,17 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
                     continue
                 first = first or fit
                 if abs(fit[0] - 1) <= _ONE:
-                    return Sum(place, _multiple(seen, x, since, when) * fit[0], fit[1], when, total.when)
+                    end, fit = _added_again(seen, [v for v in sums if v.when > total.when], x, b) or (total.when, fit)
+                    return Sum(place, _multiple(seen, x, since, when) * fit[0], fit[1], when, end)
         if first:
             return Sum(place, *first, when, total.when)
     return None
+
+
+def _added_again(seen: Traced, later: list[Value], x: Tensor, b: Tensor) -> tuple[int, tuple[float, float]] | None:
+    """Return the last of the next sums that is still made of the two alone, and their factors there."""
+    fits = [(v.when, fit) for v in later[:_AGAIN] if (fit := _fit(_flat(v.output), x, b, seen.limit)) is not None]
+    return fits[-1] if fits else None
 
 
 def turned_rows(branch: Tensor, total: Tensor) -> list[Tensor]:

@@ -93,23 +93,34 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
             factors = (parts.sizes @ norms) / parts.sizes.square().sum(-1).clamp(min=1e-300)
             errors = (norms - factors[:, None] * parts.sizes).abs().amax(-1)
             best = int(errors.argmin())
-            if float(errors[best]) <= seen.limit * float(norms.max()) and _is_of_map(seen, value):
+            if float(errors[best]) <= seen.limit * float(norms.max()) and _is_of_map(seen, value, parts.tokens):
                 source, start = parts.part(best, width)
                 return Head(source, float(factors[best]), value.when, value.place, start, parts.step)
     return None
 
 
-def _is_of_map(seen: Traced, value: Value) -> bool:
-    """Whether a value is what a linear map gave, or that and a bias: a rotation's two terms are added, too."""
+def _is_of_map(seen: Traced, value: Value, tokens: Tensor) -> bool:
+    """Whether a value is what a linear map gave, or that and a bias: a rotation's two terms are added, too.
+
+    Args:
+        seen: the trace of a forward.
+        value: one of its values.
+        tokens: what it holds, `[B, T, W]`.
+    """
     if value.name != "add":
         return True
     total = value.output.double().flatten(0, -2)
     size = seen.limit * float(total.abs().amax())
     for before in seen.values[max(0, value.when - 2) : value.when]:
         if before.name in LINEAR and before.output.numel() == value.output.numel():
-            rest = total - before.output.double().reshape(total.shape)
-            if float((rest - rest[:1]).abs().amax()) <= size:
-                return True
+            given = before.output.double()
+            pairs = [(total, given.reshape(total.shape))]
+            # heads that are projected one by one have biases of their own: the same for all tokens
+            pairs += [(tokens.flatten(0, 1), x.flatten(0, 1)) for x in _as_tokens(given, *tokens.shape[:2])]
+            for made, map_gave in pairs:
+                rest = made - map_gave if made.shape == map_gave.shape else made
+                if float((rest - rest[:1]).abs().amax()) <= size:
+                    return True
     return False
 
 
@@ -135,11 +146,14 @@ def parts_of(output: Tensor, batch: int, length: int, width: int) -> list[Parts]
 
 
 def _as_tokens(x: Tensor, batch: int, length: int) -> list[Tensor]:
-    """Return `[B, T, W]` of what a linear map gave: samples first, or time first."""
+    """Return `[B, T, W]` of what a linear map gave: samples first, or time first, or `[B, H, T, K]` head by head."""
     if x.ndim >= 3 and tuple(x.shape[:2]) == (length, batch):
         return [x.reshape(length, batch, -1).transpose(0, 1)]
+    heads = [x.transpose(1, 2).reshape(batch, length, -1)] if x.ndim == 4 and x.shape[::2] == (batch, length) else []
     if x.ndim >= 3 and tuple(x.shape[:2]) == (batch, length):
-        return [x.reshape(batch, length, -1)]
+        return [x.reshape(batch, length, -1), *heads]
+    if heads:
+        return heads
     if x.shape[-2] == batch * length or x.shape[0] == batch * length:
         flat = x.reshape(-1, batch * length, x.shape[-1]).transpose(0, 1).reshape(batch * length, -1)
         return [flat.unflatten(0, (batch, length)), flat.unflatten(0, (length, batch)).transpose(0, 1)]

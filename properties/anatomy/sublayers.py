@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.feed_forward import between_linear_maps, map_behind
-from veriformer.properties.anatomy.norms import norm_calls
+from veriformer.properties.anatomy.norms import kind_between, norm_calls
 from veriformer.properties.anatomy.residual import residual_sums, turned_rows
 from veriformer.properties.anatomy.sources import Head, same_tokens
 from veriformer.properties.anatomy.traced import Product, Traced
@@ -94,6 +94,28 @@ def _taken(seen: Traced) -> Iterator[tuple[int, Tensor]]:
         out = projection_of(seen, attention)
         if query is not None and out is not None:
             yield out.when, query.left
+
+
+def norms_in_code(seen: Traced, width: int) -> list[tuple[str, str]]:
+    """Return the norms that no module is, each as the path of the sublayer before which it stands, and its kind.
+
+    What a sublayer takes is held to the stream that it is added to (pre-LN), and to the sum before (post-LN).
+    """
+    found: list[tuple[str, str]] = seen.once(("norms in code", width), lambda: _norms_in_code(seen, width))
+    return found
+
+
+def _norms_in_code(seen: Traced, width: int) -> list[tuple[str, str]]:
+    sums, places = {s.product: s for s in residual_sums(seen, width)}, {p.when: p.place for p in seen.products}
+    taken, found, totals = dict(_taken(seen)), [], list[Tensor]()
+    for product, one in sums.items():
+        if product in taken and taken[product].shape[-1] == width:
+            given = [*streams_before(seen, product, one.when)[:1], *totals[-1:]]
+            is_call = any(same_tokens(n.made, taken[product], seen.batch, seen.limit) for n in norm_calls(seen))
+            kinds = [] if is_call else [kind_between(x, taken[product], seen.limit) for x in given]
+            found += [(places[product], kind) for kind in kinds if kind][:1]
+        totals.append(seen.values[one.when].output)
+    return found
 
 
 def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,12 @@ from veriformer.properties.anatomy.norms import (
     norms_at_the_end,
     stands_behind_norm,
 )
-from veriformer.properties.anatomy.sublayers import sublayers
+from veriformer.properties.anatomy.sublayers import norms_in_code, sublayers
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.anatomy_repeats import no_norm_takes_what_one_gave
 from veriformer.properties.families.anatomy_widths import norms_of_a_small_model_stay_norms
 from veriformer.properties.families.norm_axes import none_is_over_another_axis
 from veriformer.properties.formulas.norms import eps_cause, norm_cause
@@ -53,7 +56,7 @@ def the_activation_is_the_declared_one(case: Case) -> None:
     wanted = str(case.subject.fact("activation"))
     name, is_gated = _NAMES[wanted]
     wrong = case.apply(other_activations, flowing.seen, width, inner, name, is_gated)
-    odd = next((b for b in known if (b.activation, b.is_gated) != (name, is_gated)), known[0])
+    odd = next((b for b in known if _is_other(b, name, is_gated)), known[0])
     case.witness()
     case.require(
         wrong == 0,
@@ -67,7 +70,11 @@ def the_activation_is_the_declared_one(case: Case) -> None:
 def other_activations(seen: Traced, width: int, inner: int, name: str, is_gated: bool) -> Tensor:
     """Return how many feed-forward networks have another activation."""
     found = _networks(seen, width, inner)
-    return torch.tensor(sum((b.activation, b.is_gated) != (name, is_gated) for b in found))
+    return torch.tensor(sum(_is_other(b, name, is_gated) for b in found))
+
+
+def _is_other(between: Between, name: str, is_gated: bool) -> bool:
+    return (between.activation, between.is_gated, between.is_on_both) != (name, is_gated, False)
 
 
 def _networks(seen: Traced, width: int, inner: int) -> list[Between]:
@@ -83,6 +90,8 @@ def _told(between: Between) -> str:
         return (
             "none at all: one linear map follows the other" if not between.is_gated else "a product without activation"
         )
+    if between.is_on_both:
+        return f"{between.activation} on both halves of the gate"
     return f"{between.activation}, gated" if between.is_gated else between.activation
 
 
@@ -108,7 +117,22 @@ def norms_follow_the_declared_formula(case: Case) -> None:
     width, kind = flowing.width, str(case.subject.fact("norm"))
     known = _known(flowing.seen, kind, width)
     norms_of_a_small_model_stay_norms(case, flowing, kind)
+    written = norms_in_code(flowing.seen, width)
+    if written:
+        others = case.apply(other_norms_in_code, flowing.seen, width, kind)
+        case.witness()
+        place, own = next((w for w in written if w[1] != kind), written[0])
+        case.require(
+            others == 0,
+            f"what {place or 'a sublayer'} takes is not normalised by the declared norm",
+            got=f"{_WORDS[own]} in {int(others)} of {len(written)} places",
+            expected=_WORDS[kind],
+            cause=lambda: f"the norm before {place or 'a sublayer'} is {_WORDS[own]}",
+            asks=("norm", "other"),
+        )
     if not known:
+        if written:
+            return
         case.does_not_apply("no module of it is known for a norm")
     wrong = case.apply(other_norms, flowing.seen, width, kind)
     odd, slip = next(((n, told) for n, told in known if told or n.kind != kind), known[0])
@@ -121,6 +145,8 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         cause=lambda: f"{odd.place}: {slip}" if slip else f"the formula of {odd.place} is {odd.kind}",
         asks=("norm", "other"),
     )
+    _layers_have_one_eps(case, flowing)
+    no_norm_takes_what_one_gave(case, flowing)
     if case.reaches and case.bench.settings.profile == "quick":
         return  # where norms stand, which costs more, does not go by the width
     placement = case.subject.declares.get("norm_placement")
@@ -133,9 +159,48 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         _the_end_is_the_declared_one(case, flowing, 1 if placement == "post" else 0)
 
 
+def _layers_have_one_eps(case: Case, flowing: Flow) -> None:
+    """Require that norms of one name have one eps in all layers."""
+    odd = odd_eps(flowing.seen, flowing.width)
+    count = case.apply(other_eps, flowing.seen, flowing.width)
+    place, own, usual = odd[0] if odd else ("", 0.0, 0.0)
+    case.require(
+        count == 0,
+        f"the eps of {place} is not that of the same norm in other layers",
+        got=f"{own:g}",
+        expected=f"{usual:g}",
+        cause=lambda: f"the eps of {place} is {own:g}, elsewhere {usual:g}",
+        asks=("structure", "other"),
+    )
+
+
+def odd_eps(seen: Traced, width: int) -> list[tuple[str, float, float]]:
+    """Return the norms whose eps is another one than that of most of their name: path, eps, that of the others."""
+    alike: dict[str, list[NormCall]] = {}
+    for norm in norm_calls(seen):
+        if norm.kind and norm.given.shape[-1] == width and re.search(r"\d", norm.place):
+            alike.setdefault(re.sub(r"\d+", "*", norm.place), []).append(norm)
+    found = []
+    for group in alike.values():
+        sizes = [n.eps for n in group]
+        usual = max(sizes, key=sizes.count)
+        found += [(n.place, n.eps, usual) for n in group if n.eps != usual]
+    return found
+
+
+def other_eps(seen: Traced, width: int) -> Tensor:
+    """Return how many norms have another eps than those of their name in other layers."""
+    return torch.tensor(len(odd_eps(seen, width)))
+
+
 def other_norms(seen: Traced, width: int, kind: str) -> Tensor:
     """Return how many calls of norms over the model's width follow another formula that is known."""
     return torch.tensor(sum(bool(told) or n.kind != kind for n, told in _known(seen, kind, width)))
+
+
+def other_norms_in_code(seen: Traced, width: int, kind: str) -> Tensor:
+    """Return how many norms that are no modules follow another formula."""
+    return torch.tensor(sum(own != kind for _, own in norms_in_code(seen, width)))
 
 
 def _known(seen: Traced, kind: str, width: int) -> list[tuple[NormCall, str | None]]:

@@ -13,6 +13,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_parts import KINDS, other_places
+from veriformer.properties.families.anatomy_repeats import nothing_is_added_once_more
 
 _NEAR = 1e-3
 """A factor further off is another one: those of float32 are fitted to 1e-4."""
@@ -58,6 +59,7 @@ def sums_take_both_once(case: Case) -> None:
     _one_place_of_norms(case, flowing)
     _none_goes_past_a_norm(case, flowing)
     _none_takes_an_older_stream(case, flowing)
+    nothing_is_added_once_more(case, flowing)
 
 
 def _none_goes_past_a_norm(case: Case, flowing: Flow) -> None:
