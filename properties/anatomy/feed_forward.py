@@ -110,8 +110,10 @@ def _between_linear_maps(seen: Traced) -> list[Between]:
             first = map_behind(products, seen, source.when)
             if first is not None:
                 sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
-                where = (product.when, source, other, is_on_both)
-                found.append(Between(product.place, name, other is not None, *sizes, *where))
+                is_gated = other is not None
+                found.append(
+                    Between(product.place, name, is_gated, *sizes, product.when, source, other, is_on_both=is_on_both)
+                )
     return found
 
 

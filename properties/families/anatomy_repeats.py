@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -47,12 +47,12 @@ def nothing_is_added_once_more(case: Case, flowing: Flow) -> None:
     )
 
 
-def biases_added_again(seen: Traced, own: list[Tensor]) -> Tensor:
+def biases_added_again(seen: Traced, own: Sequence[Tensor]) -> Tensor:
     """Return how many linear maps add a multiple of a bias."""
     return torch.tensor(len(repeated_biases(seen, own)))
 
 
-def repeated_biases(seen: Traced, own: list[Tensor]) -> list[tuple[str, int]]:
+def repeated_biases(seen: Traced, own: Sequence[Tensor]) -> list[tuple[str, int]]:
     """Return the linear maps behind which a bias is added several times: their paths, and how often."""
     found = []
     for product in seen.products:
