@@ -62,6 +62,13 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
 
 
+def is_explained(norm: NormCall, eps: float, limit: float) -> bool:
+    """Whether a norm of known kind gives what it gave with another eps, too."""
+    width = norm.given.shape[-1]
+    x, y = norm.given.reshape(-1, width), norm.made.reshape(-1, width)
+    return fits(y, normalised(x, norm.kind, eps), limit)
+
+
 def kind_between(given: Tensor, made: Tensor, limit: float) -> str:
     """Return the formula by which tokens are made of others, "layer" or "rms"; "" where neither does, or both do.
 

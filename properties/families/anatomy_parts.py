@@ -13,6 +13,7 @@ from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.anatomy.norms import (
     NormCall,
     held,
+    is_explained,
     norm_calls,
     normalised,
     norms_at_the_end,
@@ -184,7 +185,11 @@ def odd_eps(seen: Traced, width: int) -> list[tuple[str, float, float]]:
     for group in alike.values():
         sizes = [n.eps for n in group]
         usual = max(sizes, key=sizes.count)
-        found += [(n.place, n.eps, usual) for n in group if n.eps != usual]
+        for norm in group:
+            # an eps that no attribute tells is the first that explains what flowed: another one may do so, too
+            others = [n for n in group if n.eps == usual]
+            if norm.eps != usual and not all(is_explained(n, norm.eps, seen.limit) for n in others):
+                found.append((norm.place, norm.eps, usual))
     return found
 
 
