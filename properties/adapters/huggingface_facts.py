@@ -31,8 +31,8 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
     },  # query_pre_attn_scalar, by default
     "flint": {"sink": True},
-    # YaRN multiplies both by 0.1 log(factor) + 1, and its default factor is 32; heads of the small sizes have 16 channels
-    "gpt_oss": {"sink": True, "attention_scale": (0.1 * math.log(32) + 1) ** 2 / 4},
+    # YaRN multiplies both by 0.1 log(factor) + 1, and its default factor is 32; SIZES leaves heads of 8 channels
+    "gpt_oss": {"sink": True, "attention_scale": (0.1 * math.log(32) + 1) ** 2 / 8**0.5},
     # layers with a window have a sink; values are multiplied by attention_value_scale
     "mimo_v2_flash": {"sink": True, "structure": "other"},
     "minimax": {"norm_placement": "post"},  # the residual is what the norm gave (its configuration weighs both)
@@ -77,6 +77,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
 SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "neomme": {"num_heads": (2,)},  # its two rotary axes need a quarter of the head to be a multiple of four
     "mimo_v2_flash": {"num_heads": (2,)},
+    "gpt_oss": {"num_heads": (4,)},  # its scale is a fact, and goes with the width of a head
     "codegen": {"num_heads": (4,)},  # its heads are split over four parts of the released TPU layout
 }
 """Model type to sizes that it is limited to."""

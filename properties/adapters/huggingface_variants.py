@@ -62,7 +62,7 @@ VARIANTS: Mapping[str, Variant] = {
     "llama-dynamic": Variant("llama", _rope("dynamic", factor=2.0, original_max_position_embeddings=8)),
     "llama-yarn": Variant(
         "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16),
-        facts={"attention_scale": (0.1 * math.log(4) + 1) ** 2 / 4},  # its paper's temperature, for 16 channels a head
+        facts={"attention_scale": (0.1 * math.log(4) + 1) ** 2 / 8**0.5}, sizes={"num_heads": (4,)},  # its paper's temperature
     ),
     "llama-llama3": Variant(
         "llama",
