@@ -62,7 +62,8 @@ VARIANTS: Mapping[str, Variant] = {
     "llama-dynamic": Variant("llama", _rope("dynamic", factor=2.0, original_max_position_embeddings=8)),
     "llama-yarn": Variant(
         "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=16),
-        facts={"attention_scale": (0.1 * math.log(4) + 1) ** 2 / 8**0.5}, sizes={"num_heads": (4,)},  # its paper's temperature
+        facts={"attention_scale": (0.1 * math.log(4) + 1) ** 2 / 8**0.5},  # its paper's temperature
+        sizes={"num_heads": (4,)},
     ),
     "llama-llama3": Variant(
         "llama",
@@ -92,7 +93,7 @@ VARIANTS: Mapping[str, Variant] = {
     "llama4_text-chunked": Variant("llama4_text", {"layer_types": ["chunked_attention"] * 2}, facts={"sparse": True}),
     "longt5-global": Variant(
         "longt5", {"encoder_attention_type": "transient-global"},
-        facts={"padding_side": "right"},  # its global tokens are sums over blocks that are counted from the start of a row
+        facts={"padding_side": "right"},  # its global tokens are sums over blocks, counted from the start of a row
     ),
     # how keys and values are kept
     "llama-static-cache": Variant("llama", cache="static"),
