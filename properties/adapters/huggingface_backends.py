@@ -54,7 +54,8 @@ def call(model: Any, **given: Any) -> Any:
     with _Counting() as counting:
         answer = switched(**given)
     seen[through] = counting.calls
-    if seen.get("eager") and model._released_attention == "sdpa":  # others may call the kernel beside their attention
+    # some call the kernel beside their attention (Inkling 2 mixes residuals with it): then eager calls it less often
+    if seen.get("eager") and seen["eager"] >= seen.get("sdpa", 0) and model._released_attention == "sdpa":
         raise NotSwitchedError(f"{_named(model)}: eager attention was asked for, and the fused kernel was called")
     if "eager" in seen and seen.get("sdpa") == 0:
         raise NotSwitchedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,15 +30,42 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     **{
         key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
     },  # query_pre_attn_scalar, by default
-    **{key: {"sink": True} for key in ("flint", "gpt_oss")},
+    "flint": {"sink": True},
+    # YaRN multiplies both by 0.1 log(factor) + 1, and its default factor is 32; SIZES leaves heads of 8 channels
+    "gpt_oss": {"sink": True, "attention_scale": (0.1 * math.log(32) + 1) ** 2 / 8**0.5},
+    # layers with a window have a sink; values are multiplied by attention_value_scale
+    "mimo_v2_flash": {"sink": True, "structure": "other"},
+    "minimax": {"norm_placement": "post"},  # the residual is what the norm gave (its configuration weighs both)
+    # positions (or fixed blocks) are counted from the start of a row, and no position_ids can say otherwise
+    **{
+        key: {"padding_side": "right"}
+        for key in (
+            "bart",
+            "blenderbot",
+            "blenderbot-small",
+            "fsmt",
+            "m2m_100",
+            "marian",
+            "mbart",
+            "mvp",
+            "nllb-moe",
+            "pegasus",
+            "plbart",
+            "prophetnet",
+            "seamless_m4t",
+            "seamless_m4t_v2",
+            "trocr",
+        )
+    },
     **{key: {"structure": "other"} for key in ("esmc", "minicpm3")},  # residual sums are weighed
     **{key: {"structure": "other"} for key in ("cohere", "cohere2")},  # logit_scale multiplies what the last map gives
     # keys are chosen by an indexer, by blocks or by windows to both sides, as each of their papers has it
     **{key: {"sparse": True} for key in ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "qwen4_exp_text")},
-    **{key: {"sparse": True} for key in ("big_bird", "bigbird_pegasus", "led", "longformer", "reformer")},
+    **{key: {"sparse": True} for key in ("big_bird", "longformer", "reformer")},
+    **{key: {"sparse": True, "padding_side": "right"} for key in ("bigbird_pegasus", "led", "pegasus_x")},
     "llama4_text": {"sparse": True},  # layers that see their own chunk of the sequence alone
     **{key: {"sparse": True} for key in ("modernbert", "ultrabert")},
-    **{key: {"sparse": True} for key in ("doge", "minimax_m3_vl_text", "pegasus_x")},
+    **{key: {"sparse": True} for key in ("doge", "minimax_m3_vl_text")},
     **{key: {"sparse": True, "sink": True} for key in ("deepseek_v4", "hy_v4")},
     "neomme": {"sparse": True, "structure": "other"},
     "longt5": {"sparse": True, **_UNSCALED},
@@ -49,6 +77,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
 SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "neomme": {"num_heads": (2,)},  # its two rotary axes need a quarter of the head to be a multiple of four
     "mimo_v2_flash": {"num_heads": (2,)},
+    "gpt_oss": {"num_heads": (4,)},  # its scale is a fact, and goes with the width of a head
     "codegen": {"num_heads": (4,)},  # its heads are split over four parts of the released TPU layout
 }
 """Model type to sizes that it is limited to."""

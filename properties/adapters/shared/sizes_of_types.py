@@ -48,6 +48,7 @@ OF_TYPE: Mapping[str, Callable[[DrawnConfig], dict[str, Any]]] = {
         "qk_dim_factor": 64 / c.d_model,
         "v_dim_factor": 64 / c.d_model,
     },  # as its cache
+    "prophetnet": lambda c: {"num_buckets": 4, "relative_max_distance": 8},  # the last bucket begins at distance 4
     "mpnet": lambda c: {"relative_attention_num_buckets": 32},  # it has 32 whatever is configured
     "zamba": lambda c: {
         "attention_hidden_size": 2 * c.d_model,
