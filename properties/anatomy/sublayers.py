@@ -45,8 +45,8 @@ def _sublayers(seen: Traced, width: int) -> list[Placed]:
             continue
         streams = streams_before(seen, product, one.when)
         place = _place(seen, taken[product], streams)
-        if place == "post" and not found and _is_normed(seen, taken[product], one.when):
-            place = ""  # behind a norm of the embedding, the first layer needs none before it
+        if place == "post" and _is_normed_embedding(seen, taken[product]):
+            place = ""  # the first layer needs no norm of its own there
         found.append(Placed(one.place, place))
     return found
 
@@ -69,9 +69,10 @@ def streams_before(seen: Traced, product: int, total: int) -> list[Tensor]:
     return [(summed.double().reshape(-1) - b).reshape(summed.shape) for b in (branch, *turned_rows(branch, summed))]
 
 
-def _is_normed(seen: Traced, taken: Tensor, total: int) -> bool:
-    """Whether tokens are what a norm gave before some number of values."""
-    return any(n.when < total and same_tokens(n.made, taken, seen.batch, seen.limit) for n in norm_calls(seen))
+def _is_normed_embedding(seen: Traced, taken: Tensor) -> bool:
+    """Whether tokens are what a norm gave before any linear map."""
+    first = min((p.when for p in seen.products), default=0)
+    return any(n.when <= first and same_tokens(n.made, taken, seen.batch, seen.limit) for n in norm_calls(seen))
 
 
 def _place(seen: Traced, taken: Tensor, streams: list[Tensor]) -> str:

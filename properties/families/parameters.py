@@ -25,6 +25,12 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.dead_parts import dead_part, moved_by, tables_of_no_effect, whole_matrices_learn
+from veriformer.properties.families.vocabulary_matrices import (
+    counts_wrongly,
+    matrices,
+    matrices_but_further_tables,
+    shares_with_the_target,
+)
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
@@ -205,7 +211,7 @@ def tying_survives(case: Case) -> None:
     if not case.subject.fact("tied") and not embeds:
         case.does_not_apply("no one table of it embeds the whole vocabulary in the model's width")
     wanted = 1 if case.subject.fact("tied") else 2 + (case.subject.kind == "encoder_decoder")
-    if wanted == 1 and case.subject.kind == "encoder_decoder" and _shares_with_the_target(module, shape):
+    if wanted == 1 and case.subject.kind == "encoder_decoder" and shares_with_the_target(module, shape):
         wanted = 2  # the source has a table of its own
     words = "one matrix, shared" if wanted == 1 else f"{wanted} matrices of their own"
     miscounted = case.apply(counts_wrongly, module)
@@ -237,34 +243,10 @@ def tying_survives(case: Case) -> None:
     case.witness()
 
 
-def _shares_with_the_target(module: nn.Module, shape: tuple[int, int]) -> bool:
-    """Whether there are two tables of the vocabulary and no other matrix of it: the output is one of them."""
-    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.weight.shape == shape}
-    linear = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear) and m.weight.shape == shape}
-    return len(tables) == 2 and linear <= tables
-
-
 def _tying(case: Case, shape: tuple[int, int], wanted: int) -> str | None:
     """Look at a model as it is built, before its weights are drawn anew or trained."""
     raw = case.bench.pool.fresh(case.config(), case.bench.pool.get(case.config(), torch.float32).dtype, raw=True)
     return tying_cause(raw.module, shape) if wanted == 1 else untied_cause(raw.module, shape)
-
-
-def counts_wrongly(module: nn.Module) -> str:
-    """Say what a method tells of the number of parameters that is neither it nor it less some embedding tables."""
-    whole = sum(p.numel() for p in module.parameters())
-    tables = {id(p): p.numel() for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    allowed = {whole}
-    for size in list(tables.values())[:10]:
-        allowed |= {told - size for told in allowed}
-    for name in ("num_parameters", "get_num_params", "num_params", "count_parameters", "count_params"):
-        try:
-            told = getattr(module, name)()
-        except Exception:
-            continue
-        if type(told) is int and told not in allowed:
-            return f"{name}() says {told:,} of {whole:,}"
-    return ""
 
 
 def step(module: nn.Module, output: Tensor) -> None:
@@ -272,22 +254,6 @@ def step(module: nn.Module, output: Tensor) -> None:
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
     output.square().mean().backward()
     optimiser.step()
-
-
-def matrices(module: nn.Module, shape: tuple[int, int]) -> int:
-    """Return how many different parameters have a shape."""
-    return len({id(p) for p in module.parameters() if tuple(p.shape) == shape})
-
-
-def matrices_but_further_tables(module: nn.Module, shape: tuple[int, int]) -> int:
-    """Return how many parameters have a shape, all embedding tables counted as one where there are several.
-
-    Token types, or embeddings of every layer, may have as many rows as the vocabulary: which of them the output shares
-    is not known, and that it has no matrix of its own is.
-    """
-    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.weight.shape == shape}
-    others = {id(p) for p in module.parameters() if tuple(p.shape) == shape} - tables
-    return len(others) + bool(tables)
 
 
 def _as_plain(output: Any) -> Any:
