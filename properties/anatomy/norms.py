@@ -52,9 +52,7 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     width = call.given.shape[-1]
     given, made = call.given.double(), call.made.double()
     x, y = given.reshape(-1, width), made.reshape(-1, width)
-    own = next(
-        (v for name in ("eps", "variance_epsilon") if isinstance(v := getattr(call.part, name, None), float)), None
-    )
+    own = held_eps(call.part)
     for kind in ("layer", "rms"):
         for eps in _EPS if own is None else (own, *_EPS):
             if fits(y, normalised(x, kind, eps), limit):
@@ -62,11 +60,10 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
 
 
-def is_explained(norm: NormCall, eps: float, limit: float) -> bool:
-    """Whether a norm of known kind gives what it gave with another eps, too."""
-    width = norm.given.shape[-1]
-    x, y = norm.given.reshape(-1, width), norm.made.reshape(-1, width)
-    return fits(y, normalised(x, norm.kind, eps), limit)
+def held_eps(part: nn.Module) -> float | None:
+    """Return the eps that a norm holds as an attribute; None where it is written in its code, or there is none."""
+    names = ("eps", "variance_epsilon")
+    return next((v for name in names if isinstance(v := getattr(part, name, None), float)), None)
 
 
 def kind_between(given: Tensor, made: Tensor, limit: float) -> str:

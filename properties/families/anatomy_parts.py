@@ -13,7 +13,7 @@ from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.anatomy.norms import (
     NormCall,
     held,
-    is_explained,
+    held_eps,
     norm_calls,
     normalised,
     norms_at_the_end,
@@ -179,17 +179,15 @@ def odd_eps(seen: Traced, width: int) -> list[tuple[str, float, float]]:
     """Return the norms whose eps is another one than that of most of their name: path, eps, that of the others."""
     alike: dict[str, list[NormCall]] = {}
     for norm in norm_calls(seen):
-        if norm.kind and norm.given.shape[-1] == width and re.search(r"\d", norm.place):
+        # one that is no attribute is the first that explains what flowed: another one may do so, too
+        is_held = norm.kind and norm.given.shape[-1] == width and held_eps(norm.part) == norm.eps
+        if is_held and re.search(r"\d", norm.place):
             alike.setdefault(re.sub(r"\d+", "*", norm.place), []).append(norm)
     found = []
     for group in alike.values():
         sizes = [n.eps for n in group]
         usual = max(sizes, key=sizes.count)
-        for norm in group:
-            # an eps that no attribute tells is the first that explains what flowed: another one may do so, too
-            others = [n for n in group if n.eps == usual]
-            if norm.eps != usual and not all(is_explained(n, norm.eps, seen.limit) for n in others):
-                found.append((norm.place, norm.eps, usual))
+        found += [(n.place, n.eps, usual) for n in group if n.eps != usual]
     return found
 
 
