@@ -55,6 +55,7 @@ class Property:
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
         in_half: whether it is judged in bfloat16 and float16 too, of models that are not declared to be unfit for them.
         goes_wide: whether quick, too, sees a model of many heads and layers: slopes are other ones at twelve heads.
+        leaves_open: facts it asks for and cannot tell from false ones: a count is the same with GELU and with ReLU.
     """
 
     id: str
@@ -77,6 +78,7 @@ class Property:
     asks: tuple[str, Any] | None = None
     in_half: bool = False
     goes_wide: bool = False
+    leaves_open: tuple[str, ...] = ()
 
     @property
     def told(self) -> dict[str, str]:
@@ -126,6 +128,7 @@ def holds(
     asks: tuple[str, Any] | None = None,
     in_half: bool = False,
     goes_wide: bool = False,
+    leaves_open: Iterable[str] = (),
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
 
@@ -149,6 +152,7 @@ def holds(
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
         in_half: judge it in half precision too, where a violation asks for `half_precision`.
         goes_wide: in quick, too, judge it on a model of many heads and layers.
+        leaves_open: facts that it asks for and that are not verified where it holds.
 
     Raises:
         ValueError: the id is malformed or taken, or a kind or level does not exist.
@@ -185,6 +189,7 @@ def holds(
             asks=asks,
             in_half=in_half,
             goes_wide=goes_wide,
+            leaves_open=tuple(leaves_open),
             examples_factor=examples_factor,
             catches=tuple(catches),
             copies=copies,

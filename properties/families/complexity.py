@@ -75,6 +75,7 @@ def num_operations(run: Callable[[], object]) -> Tensor:
     asks=("structure", "other"),
     examples_factor=0.5,
     catches=("IN02",),
+    leaves_open=("activation", "norm_placement", "positions"),
 )
 def products_are_those_of_the_formula(case: Case) -> None:
     """Counted by torch's dispatcher, in grad mode, where no fused layer hides its products. A causal mask saves
@@ -189,6 +190,7 @@ def _surplus(case: Case, built: Built, expected: Flops) -> str | None:
     unless=(needs_module, why_unknown, excludes_fact("batch_coupled"), excludes_fact("structure", "other")),
     asks=("structure", "other"),
     examples_factor=0.25,
+    leaves_open=("activation", "norm_placement", "positions"),
 )
 def cost_grows_as_it_must(case: Case) -> None:
     """Fits a and b to two lengths and foretells a third, exactly: padding to a fixed length, or work that is done

@@ -42,6 +42,7 @@ def count(module: nn.Module) -> int:
     asks=("structure", "other"),
     examples_factor=0.5,
     catches=("IN01", "IN02", "IN05", "NM08", "FF02", "XA02", "parameters-bias"),
+    leaves_open=("activation", "norm_placement", "positions"),
 )
 def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
     """Every component is a matrix of known shape. Counted by identity, over the drawn sizes; for full heads the number
@@ -115,6 +116,7 @@ def _builds_any_size(subject: Subject) -> str | None:
     asks=("structure", "other"),
     examples_factor=0.2,
     catches=("IN02", "parameters-cap"),
+    leaves_open=("activation", "norm_placement", "positions"),
 )
 def published_sizes_give_published_counts(case: Case) -> None:
     """Built on the meta device, which allocates nothing; only the sizes that the subject's facts can express are

@@ -168,6 +168,7 @@ _has_positions.rests_on = "positions"  # type: ignore[attr-defined]
     unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07",),
     asks=("sparse", True),
+    leaves_open=("positions",),
 )
 def positions_break_the_symmetry(case: Case) -> None:
     """Positions exist to tell orders apart. Tokens all differ, so that a permutation is one; ALiBi with symmetric
@@ -202,6 +203,7 @@ def _distinct(case: Case, stream: Stream, length: int) -> Tensor:
     unless=(_has_positions, excludes_fact("sparse")),
     catches=("PE07", "RP05"),
     asks=("sparse", True),
+    leaves_open=("positions",),
 )
 def swapping_two_inputs_is_seen_elsewhere(case: Case) -> None:
     """Another position, or the pooled output, tells the two orders apart. In a causal model a later position sees it.

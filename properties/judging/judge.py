@@ -177,7 +177,7 @@ class Judge:
         with facts_asked_for() as asked:
             result = outcomes.searched(prop, self._bench, is_brief=self.is_brief)
         if result.outcome in (PASS, FAIL):
-            self._verified |= set(prop.rests_on) | (asked - LENIENT)
+            self._verified |= (set(prop.rests_on) | (asked - LENIENT)) - set(prop.leaves_open)
         if self.is_brief:
             return result
         return self._weighed(prop, with_questions(result, prop, self._seen.facts, self._seen.questions))

@@ -71,6 +71,14 @@ def test_what_no_check_could_hold_against_the_subject_stays_believed() -> None:
     assert set(believed(facts, judge.verified)) == set(facts)
 
 
+def test_a_count_verifies_no_fact_that_leaves_it_the_same() -> None:
+    (counted,) = (p for p in select() if p.id == "parameters.exact-count")
+    judge = Judge(reference(positions="rotary", facts=FACTS), Settings(profile="quick"))
+    assert judge.judge(counted).outcome == PASS
+    assert "final_norm" in judge.verified
+    assert not {"activation", "norm_placement", "positions"} & judge.verified
+
+
 def test_a_window_longer_than_what_can_be_reached_is_not_verified() -> None:
     judge, outcomes = judged(reference(facts={"window": 500}))
     assert outcomes["mask"] == PASS
