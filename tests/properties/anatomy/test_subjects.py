@@ -17,6 +17,7 @@ from veriformer.properties.judging.catalogue import select
 from veriformer.properties.judging.judge import Judge
 from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, believed
 from veriformer.properties.subject.subject import Subject
+from veriformer.properties.targets import load
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
 from veriformer.tests.mutants.parts import model
@@ -73,7 +74,8 @@ def test_what_no_check_could_hold_against_the_subject_stays_believed() -> None:
 
 def test_a_count_verifies_no_fact_that_leaves_it_the_same() -> None:
     (counted,) = (p for p in select() if p.id == "parameters.exact-count")
-    judge = Judge(reference(positions="rotary", facts=FACTS), Settings(profile="quick"))
+    (subject,) = load("reference:decoder-rotary")
+    judge = Judge(subject, Settings(profile="quick"))
     assert judge.judge(counted).outcome == PASS
     assert "final_norm" in judge.verified
     assert not {"activation", "norm_placement", "positions"} & judge.verified
