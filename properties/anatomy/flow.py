@@ -116,7 +116,7 @@ def flow(case: Case, *, goes_far: bool = True) -> Flow:
     is_long = goes_far and is_far(case)
     batch = FEW if is_long else BATCH
     # a window is seen by what lies beyond it
-    wanted = max(LENGTH, (case.subject.declares.get("window") or 0) + 3)
+    wanted = max(LENGTH, case.subject.shortest, (case.subject.declares.get("window") or 0) + 3)
     length = min(case.length("T", low=FEWEST) if is_long else wanted, longest - two)
     tokens = _drawn(case, built, batch, length)
     inputs = (_drawn(case, built, batch, length + 1), tokens) if two else (tokens,)
@@ -130,7 +130,7 @@ def of_small_model(flowing: Flow) -> Flow | None:
     built = case.built_at(flowing.built.dtype, **asdict(sizes))
     if built is None or built.config == flowing.built.config:
         return None
-    length = min(LENGTH, min(case.subject.fact("max_len", sizes.max_len), sizes.max_len) - 1)
+    length = min(max(LENGTH, case.subject.shortest), min(case.subject.fact("max_len", sizes.max_len), sizes.max_len) - 1)
     two = (1, 0) if flowing.other else (0,)
     inputs = tuple(_drawn(case, built, BATCH, length + more) for more in two)
     if case.subject.takes_tokens:

@@ -16,13 +16,14 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.drawing import Drawing
 from veriformer.properties.engine.draws import Draws
 from veriformer.properties.subject.forms import forms_of
+from veriformer.properties.subject.inputs import is_too_short
+from veriformer.properties.subject.kinds import SEQUENCE_KINDS
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.palette import FEW, LONG, MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
 from veriformer.properties.subject.subject import Subject
 
 _AXES = {"attention": ("B", "H", "T", "K"), "softmax": (), "norm": (), "loss": ("B", "T")}
-SEQUENCE_KINDS = ("encoder_decoder", "classifier", "decoder", "encoder", "layer", "self_attention", "cross_attention")
 
 _SAVES_FOR_BACKWARD = "Inference tensors cannot be saved for backward"
 """What TorchScript raises in inference mode, whose graphs save tensors whatever the mode: torch's limit, no defect.
@@ -182,6 +183,8 @@ class Calling(Drawing):
         """
         given = {k: v for k, v in kwargs.items() if v is not None}
         self._built = built
+        if is_too_short(self.subject, args):
+            self.reject(f"it is declared to take no sequence shorter than {self.subject.shortest}")
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
         output = self._called(built, args, given, path)

@@ -52,7 +52,9 @@ class Drawing:
         return value
 
     def integer(self, label: str, low: int, high: int) -> int:
-        """Draw an integer in [low, high]; shrinks towards `low`."""
+        """Draw an integer in [low, high]; shrinks towards `low`. Lengths begin where the subject's do."""
+        if label in ("T", "S"):
+            low, high = self._lengths(low, high)
         return int(self._record(label, lambda unique: self._draws.integer(unique, low, high)))
 
     def choice(self, label: str, options: Sequence[Any]) -> Any:
@@ -74,6 +76,7 @@ class Drawing:
     def length(self, label: str = "T", low: int = 1, high: int = 9) -> int:
         """Draw a sequence length: low..high, or one that collides with a size of the model (heads, window, max_len)."""
         config = self.config()
+        low, high = self._lengths(low, high)
         if self.reaches:
             longest = min(self.subject.fact("max_len", config.max_len), config.max_len)
             return int(self.choice(label, range(low, longest + 1)))
@@ -83,6 +86,19 @@ class Drawing:
         options = sorted({*range(low, high + 1), *(n for n in colliding if n <= longest)})
         options = [n for n in options if low <= n <= limit]
         return int(self.choice(label, options or [low]))
+
+    def fitting(self, length: int) -> int:
+        """Return a length that needs no drawing, or the subject's shortest or longest where it takes none such."""
+        longest = self.subject.longest
+        return max(self.subject.shortest, length if longest is None else min(length, longest))
+
+    def _lengths(self, low: int, high: int) -> tuple[int, int]:
+        """Return the ends of a range of lengths moved to where the subject's sequences begin and end."""
+        over = max(0, self.subject.shortest - low)
+        longest = self.subject.longest
+        if longest is not None and longest < low + over:
+            self.reject(f"it is declared to take sequences of {longest} at most, and {low + over} are needed")
+        return low + over, high + over if longest is None else min(high + over, longest)
 
     def longest_affordable(self, limit: int) -> int:
         """Return the longest sequence of ordinary cases, at most `limit`; of a large instance its cost decides."""

@@ -33,19 +33,20 @@ def outputs_attend(case: Case) -> None:
         case.does_not_apply("a window of 1 sees no other position")
     crossing = case.subject.kind == "cross_attention"  # its queries do not see one another
     stream = Stream(case, case.built(), side="source" if crossing else "target")
-    x = stream.draw(8, _LENGTH)
-    moved = [_replaced(stream, x, place) for place in range(_LENGTH)]
+    length = case.fitting(_LENGTH)
+    x = stream.draw(8, length)
+    moved = [_replaced(stream, x, place) for place in range(length)]
     before, after = stream(x), [stream(y) for y in moved]
     if stream.per_position:
         causal = bool(case.subject.fact("causal"))
-        got = [y[:, place + 1 :] if causal else _without(y, place) for place, y in enumerate(after[: _LENGTH - causal])]
-        was = [before[:, p + 1 :] if causal else _without(before, p) for p in range(_LENGTH - causal)]
+        got = [y[:, place + 1 :] if causal else _without(y, place) for place, y in enumerate(after[: length - causal])]
+        was = [before[:, p + 1 :] if causal else _without(before, p) for p in range(length - causal)]
         case.differs(
             torch.cat(got, dim=1), torch.cat(was, dim=1),
             "no output depends on what stands at another position: each position is on its own",
         )  # fmt: skip
     else:
-        seen = [p for p in range(_LENGTH) if not torch.equal(after[p], before)]
+        seen = [p for p in range(length) if not torch.equal(after[p], before)]
         case.require(
             torch.stack([(y != before).any() for y in after]).sum() > 1,
             "the output depends on one position at most, though the sequence has several",
@@ -59,7 +60,7 @@ def outputs_attend(case: Case) -> None:
 
 def _mixes(case: Case, stream: Stream, x: Tensor, moved: list[Tensor], before: Tensor, after: list[Tensor]) -> None:
     """Replace what is seen, and the position that sees it: both together are not the sum of each alone."""
-    last = _LENGTH - 1
+    last = x.shape[1] - 1
     if case.subject.kind == "cross_attention":
         queries, _ = stream.inputs(x)
         others = stream.other(queries)

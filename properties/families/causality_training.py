@@ -43,7 +43,8 @@ def noise_cannot_be_predicted(case: Case) -> None:
     if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
         case.reject("nothing to train")
     vocab = built.config.vocab_size
-    batches, fresh = case.tokens(_STEPS, _BATCH, _LENGTH + 1), case.tokens(256, _LENGTH + 1)
+    length = case.fitting(_LENGTH + 1)
+    batches, fresh = case.tokens(_STEPS, _BATCH, length), case.tokens(256, length)
     columns = case.call(built, fresh[:1]).shape[-1]
     if columns < vocab:  # more are usual: a vocabulary is padded, or holds tokens that are never drawn
         case.does_not_apply(f"its outputs are no logits over a vocabulary of {vocab}: they have {columns} columns")

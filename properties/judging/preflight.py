@@ -12,6 +12,10 @@ from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import SEQUENCE_KINDS
+
+_LONGER = tuple(range(6, 65))
+"""Lengths tried where ordinary sequences of five raise, to say what a subject may declare."""
 
 
 @dataclass
@@ -55,11 +59,28 @@ def preflight(bench: Workbench) -> Preflight:
     except SubjectTimeoutError as problem:
         return Preflight(error=str(problem), timed_out=True)
     except SubjectError as problem:
-        return Preflight(error=str(problem))
+        return Preflight(error=str(problem) + _takes_longer(bench))
     except ValueError as problem:
         if last_frames(problem):  # an output of a type of the user's own may raise wherever it is looked at
             raise
         return Preflight(error=str(problem))
+
+
+def _takes_longer(bench: Workbench) -> str:
+    """Return what to declare where longer sequences work, and the one that raised is shorter than all of them."""
+    subject = bench.subject
+    if subject.kind not in SEQUENCE_KINDS or "min_length" in subject.declares:
+        return ""
+    for shortest in _LONGER:
+        try:
+            longer = subject.with_facts(min_length=shortest)
+            built = bench.pool.get(bench.configs[0], given_dtype(bench))
+            inputs = ordinary(longer, built.config, torch.Generator().manual_seed(0), built.dtype)
+            bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
+        except SubjectError:
+            continue
+        return f"; sequences of {shortest} work: declare min_length={shortest} if it takes no shorter ones by design"
+    return ""
 
 
 def _as_another(output: torch.Tensor, inputs: Inputs, kind: str) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.searching.costs import affords
-from veriformer.properties.engine.searching.reaching import longest_taken, refused_beyond, tried_of
+from veriformer.properties.engine.searching.reaching import longest_taken, refused_beyond, takes, tried_of
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.probes.findings import Finding, Question, a_stream
+
+_ORDINARY = 5
+"""Length of ordinary sequences: a subject that raises on these is not judged at all."""
 
 
 def longest_sequence(bench: Workbench) -> Iterator[Finding]:
@@ -29,6 +32,18 @@ def longest_sequence(bench: Workbench) -> Iterator[Finding]:
         text = f"sequences longer than {works} raise, though {longest} were asked for: a defect, or its longest?"
         asks = Question("numerics.finite", text, f"max_len={works}")
         yield Finding("max_len", works, f"sequences of {works} + 1 raise", asks=asks)
+
+
+def shortest_sequence(bench: Workbench) -> Iterator[Finding]:
+    """Find that short sequences raise, and where that ends: properties say that it is so, and this what to declare."""
+    subject = bench.subject
+    if subject.kind not in SEQUENCES or "min_length" in subject.declares:
+        return
+    stream = a_stream(bench)
+    works = next((n for n in range(1, _ORDINARY) if takes(stream, n)), _ORDINARY)
+    if works > 1:
+        how = f"shorter sequences raise; declare min_length={works} if it takes none by design"
+        yield Finding("min_length", works, how, is_fact=False)
 
 
 def _shorter_than_declared(bench: Workbench, declared: int) -> Iterator[Finding]:

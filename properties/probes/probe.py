@@ -29,11 +29,12 @@ from veriformer.properties.probes.doubts.one_length import lone_length
 from veriformer.properties.probes.doubts.said_in_code import ends_of_texts, smaller_starts
 from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
-from veriformer.properties.probes.limits import longest_sequence
+from veriformer.properties.probes.limits import longest_sequence, shortest_sequence
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
 PROBES: Sequence[Probe] = (
     longest_sequence,
+    shortest_sequence,
     what_reaches_what,
     where_positions_enter,
     order_matters,

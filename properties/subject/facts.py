@@ -133,6 +133,7 @@ FACTS: Mapping[str, Fact] = {
             "wavelength base of sinusoidal or rotary positions (default 10000)",
         ),
         _size("rotary_dim", "channels that are rotated (partial rotary); the rest pass through"),
+        _size("min_length", "shortest supported sequence, of every sequence that it takes"),
         _size("max_len", "longest supported sequence"),
         _one_of("beyond_max_len", ("works", "error"), "what happens past max_len"),
         _flag("bidirectional", "a relative bias tells the past from the future"),

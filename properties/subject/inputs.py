@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,15 @@ class Inputs:
     shape: tuple[int | None, ...] = field(default=())
 
 
+_B, _T, _S = 2, 5, 7  # two samples, and lengths that differ from one another and from the usual sizes
+
+
+def _lengths(subject: Subject) -> tuple[int, int]:
+    """Return two lengths: 5 and 7, or two as long as the subject's shortest, or its longest."""
+    longest = subject.longest or subject.shortest + _S
+    return min(max(_T, subject.shortest), longest), min(max(_S, subject.shortest + _S - _T), longest)
+
+
 def _sequence(
     subject: Subject, config: DrawnConfig, batch: int, length: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Tensor:
@@ -41,7 +50,6 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dty
 
 
 Maker = Callable[[Subject, DrawnConfig, torch.Generator, torch.dtype], Inputs]
-_B, _T, _S = 2, 5, 7  # two samples, and lengths that differ from one another and from the usual sizes
 
 
 def _softmax(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
@@ -57,23 +65,26 @@ def _attention(subject: Subject, config: DrawnConfig, generator: torch.Generator
 
 
 def _one_sequence(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    x = _sequence(subject, config, _B, _T, generator, dtype)
-    return Inputs([x], (), (_B, _T, None) if subject.takes_tokens else (_B, _T, config.d_model))
+    length = _lengths(subject)[0]
+    x = _sequence(subject, config, _B, length, generator, dtype)
+    return Inputs([x], (), (_B, length, None) if subject.takes_tokens else (_B, length, config.d_model))
 
 
 def _free_width(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    return Inputs([_sequence(subject, config, _B, _T, generator, dtype)], (), (_B, _T, None))
+    length = _lengths(subject)[0]
+    return Inputs([_sequence(subject, config, _B, length, generator, dtype)], (), (_B, length, None))
 
 
 def _pooled(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    return Inputs([_sequence(subject, config, _B, _T, generator, dtype)], (), (_B, None))
+    return Inputs([_sequence(subject, config, _B, _lengths(subject)[0], generator, dtype)], (), (_B, None))
 
 
 def _two_sequences(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    first, second = (_sequence(subject, config, _B, n, generator, dtype) for n in (_T, _S))
+    lengths = _lengths(subject)
+    first, second = (_sequence(subject, config, _B, n, generator, dtype) for n in lengths)
     if subject.kind == "encoder_decoder":
-        return Inputs([second, first], (), (_B, _T, None))
-    return Inputs([first, second], (), (_B, _T, config.d_model))
+        return Inputs([second, first], (), (_B, lengths[0], None))
+    return Inputs([first, second], (), (_B, lengths[0], config.d_model))
 
 
 def _positions(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
@@ -113,8 +124,15 @@ _MAKERS: Mapping[str, Maker] = {
 }
 
 
+def is_too_short(subject: Subject, args: Sequence[Any]) -> bool:
+    """Whether one of the sequences of a call `[B, T]` or `[B, T, D]` is shorter than the subject's are."""
+    if subject.shortest == 1:
+        return False
+    return any(isinstance(x, Tensor) and x.ndim > 1 and x.shape[1] < subject.shortest for x in args)
+
+
 def ordinary(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    """Return ordinary inputs of the subject's kind: unit normal values or uniform tokens, B=2, T=5, S=7.
+    """Return ordinary inputs of the subject's kind: unit normal values or uniform tokens, B=2, T=5, S=7, or longer.
 
     Raises:
         KeyError: the kind has no ordinary inputs yet.

@@ -60,3 +60,6 @@ KINDS: Mapping[str, Kind] = {
 pairwise where the subject declares that it takes them. A subject of kind attention is given `[B, 1, T, S]` or
 `[1, 1, T, S]`; one that takes `[B, T, S]` or `[T, S]` alone is found out by trying and given these; with
 mask_forms=("padding",) it is given `[B, S]`."""
+
+SEQUENCE_KINDS = ("encoder_decoder", "classifier", "decoder", "encoder", "layer", "self_attention", "cross_attention")
+"""Kinds that take sequences `[B, T]` of tokens or `[B, T, D]` of embeddings."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from veriformer.properties.subject import asking
 from veriformer.properties.subject.facts import validated
-from veriformer.properties.subject.kinds import KINDS
+from veriformer.properties.subject.kinds import KINDS, SEQUENCE_KINDS
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _MASK_ARGUMENTS = {"encoder_decoder": ("source_mask", "target_mask"), "cross_attention": ("memory_mask",)}
@@ -150,6 +150,16 @@ class Subject:
         if name in self.declares:
             return self.declares[name]
         return KINDS[self.kind].implied.get(name, default)
+
+    @property
+    def shortest(self) -> int:
+        """Length of the shortest sequence that it takes; 1 where its kind takes none."""
+        return int(self.fact("min_length", 1)) if self.kind in SEQUENCE_KINDS else 1
+
+    @property
+    def longest(self) -> int | None:
+        """Length of the longest sequence that it is declared to take; None where that is left open."""
+        return self.fact("max_len") if self.kind in SEQUENCE_KINDS else None
 
     def with_facts(self, **facts: Any) -> Subject:
         """Return a copy that declares `facts` too, and says no more that they were guessed."""

@@ -282,16 +282,18 @@ def longest_taken(stream: Stream, claimed: int) -> int:
 
 
 def _longest_taken(stream: Stream, claimed: int) -> int:
-    if _takes(stream, claimed) or not _takes(stream, 2):
+    shortest = max(2, stream.case.subject.shortest)
+    if takes(stream, claimed) or not takes(stream, shortest):
         return claimed
-    works, raises = 2, claimed
+    works, raises = shortest, claimed
     while raises - works > 1:
         middle = (works + raises) // 2
-        works, raises = (middle, raises) if _takes(stream, middle) else (works, middle)
+        works, raises = (middle, raises) if takes(stream, middle) else (works, middle)
     return works
 
 
-def _takes(stream: Stream, length: int) -> bool:
+def takes(stream: Stream, length: int) -> bool:
+    """Whether a subject takes a sequence of some length; what it raises says no."""
     try:
         with torch.no_grad():
             stream(stream.draw(1, length))
