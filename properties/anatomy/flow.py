@@ -130,7 +130,8 @@ def of_small_model(flowing: Flow) -> Flow | None:
     built = case.built_at(flowing.built.dtype, **asdict(sizes))
     if built is None or built.config == flowing.built.config:
         return None
-    length = min(max(LENGTH, case.subject.shortest), min(case.subject.fact("max_len", sizes.max_len), sizes.max_len) - 1)
+    longest = min(case.subject.fact("max_len", sizes.max_len), sizes.max_len)
+    length = min(max(LENGTH, case.subject.shortest), longest - 1)
     two = (1, 0) if flowing.other else (0,)
     inputs = tuple(_drawn(case, built, BATCH, length + more) for more in two)
     if case.subject.takes_tokens:

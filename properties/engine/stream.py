@@ -52,7 +52,8 @@ class Stream:
         self.side = side
         self.kind = case.subject.kind
         self.per_position = side == "target" and self.kind != "classifier"
-        self.kept = self.draw(1, other_length) if self.kind in ("encoder_decoder", "cross_attention") else None
+        has_two = self.kind in ("encoder_decoder", "cross_attention")
+        self.kept = self.draw(1, case.fitting(other_length)) if has_two else None
 
     def draw(self, batch: int, length: int) -> Tensor:
         """Return a sequence: tokens `[B, T]` or embeddings `[B, T, D]`."""

@@ -71,14 +71,19 @@ def _takes_longer(bench: Workbench) -> str:
     subject = bench.subject
     if subject.kind not in SEQUENCE_KINDS or "min_length" in subject.declares:
         return ""
+    try:
+        built = bench.pool.get(bench.configs[0], given_dtype(bench))
+    except SubjectError:
+        return ""
     for shortest in _LONGER:
+        longer = subject.with_facts(min_length=shortest)
+        inputs = ordinary(longer, built.config, torch.Generator().manual_seed(0), built.dtype)
         try:
-            longer = subject.with_facts(min_length=shortest)
-            built = bench.pool.get(bench.configs[0], given_dtype(bench))
-            inputs = ordinary(longer, built.config, torch.Generator().manual_seed(0), built.dtype)
             bench.forward(built, *[x.to(bench.device) for x in inputs.tensors], *inputs.extras)
         except SubjectError:
             continue
+        except SubjectTimeoutError:
+            return ""
         return f"; sequences of {shortest} work: declare min_length={shortest} if it takes no shorter ones by design"
     return ""
 
