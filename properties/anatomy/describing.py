@@ -51,7 +51,7 @@ def described(flowing: Flow) -> list[Part]:
     for b in between_linear_maps(seen):
         if b.activation != "identity" or b.width == flowing.built.config.d_ff != b.inner:
             gate = ", gated" if b.is_gated else ""
-            words = f"{b.activation}{' on both halves' * b.is_on_both}{gate}, {b.inner} -> {b.width} -> {b.outer}"
+            words = f"{b.activation}{f' {b.odd}' if b.odd else gate}, {b.inner} -> {b.width} -> {b.outer}"
             sizes = {"inner": b.inner, "width": b.width, "outer": b.outer}
             found.append((b.when, Part("feed-forward", b.place, words, {
                 "activation": b.activation, "gated": b.is_gated, **sizes})))  # fmt: skip

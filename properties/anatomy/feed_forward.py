@@ -45,6 +45,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations by name, as functions of the numbers that a linear map gave."""
 
+_SOME = tuple(name for name in ACTIVATIONS if name != "identity")
+
 _FEW = 8  # numbers that are compared first: most guesses are wrong in each
 _BEHIND = 12  # linear maps before it that a product's operand may come from
 
@@ -63,7 +65,7 @@ class Between:
         when: number of the second product among the values.
         first: what the activation is given.
         other: what the result is multiplied by, where it is gated.
-        is_on_both: whether the activation stands on what it is multiplied by, too.
+        odd: how the activation stands where no textbook has it, in words; "" where it stands as usual.
     """
 
     place: str
@@ -75,7 +77,7 @@ class Between:
     when: int
     first: Source
     other: Source | None
-    is_on_both: bool = False
+    odd: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,12 @@ def _between_linear_maps(seen: Traced) -> list[Between]:
         taken = product.left.cpu().double()
         before = [v for v in seen.values[: product.when] if _is_linear(v, taken)][-_BEHIND:]
         if told := _explained(taken, before, seen.limit):
-            name, source, other, is_on_both = told
+            name, source, other, odd = told
             first = map_behind(products, seen, source.when)
             if first is not None:
                 sizes = (taken.shape[-1], first.left.shape[-1], product.output.shape[-1])
                 is_gated = other is not None
-                found.append(
-                    Between(product.place, name, is_gated, *sizes, product.when, source, other, is_on_both=is_on_both)
-                )
+                found.append(Between(product.place, name, is_gated, *sizes, product.when, source, other, odd))
     return found
 
 
@@ -121,12 +121,12 @@ def _is_linear(value: Value, taken: Tensor) -> bool:
     return value.name in LINEAR and value.output.numel() in (taken.numel(), 2 * taken.numel())
 
 
-def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None, bool] | None:
-    """Return the activation that explains `taken` best, what it was given, what multiplies it, and if it is on both.
+def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, Source, Source | None, str] | None:
+    """Return the activation that explains `taken` best, what it was given, what goes with it, and what is odd about it.
 
     Float32 does not tell the two forms of GELU apart by the limit alone: the nearest one counts.
     """
-    width, size = taken.shape[-1], float(taken.abs().amax())
+    width, bound = taken.shape[-1], limit * float(taken.abs().amax())
     parts: list[tuple[Source, Tensor]] = []
     for value in reversed(before):
         output = value.output.double()
@@ -138,29 +138,72 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
     if not parts:
         return None
     starts = torch.stack([part.flatten()[:_FEW] for _, part in parts])
-    few, bound = taken.flatten()[:_FEW], limit * size
-    found: list[tuple[bool, bool, bool, float, int, int, str]] = []  # 0 of them multiplies where nothing does
-    for name, function in ACTIVATIONS.items():
-        made = function(starts)
-        for number in _near(made, few, bound):
-            error = float((function(parts[number][1]) - taken).abs().amax())
-            found.append((name == "identity", False, False, error, number, 0, name))
-        for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * starts).flatten(0, 1), few, bound)):
-            if other != number:
-                error = float((function(parts[number][1]) * parts[other][1] - taken).abs().amax())
-                found.append((name == "identity", True, False, error, number, other, name))
-        if name == "identity":
-            continue
-        for number, other in (divmod(i, len(parts)) for i in _near((made[:, None] * made).flatten(0, 1), few, bound)):
-            if number < other:
-                error = float((function(parts[number][1]) * function(parts[other][1]) - taken).abs().amax())
-                found.append((False, True, True, error, number, other, name))
-    fits = [f for f in found if f[3] <= bound]
-    if not fits:
-        return None
-    # none at all, a gate, and an activation on both of its halves only where nothing else explains it
-    _, is_gated, is_on_both, _, number, other, name = min(fits)
-    return name, parts[number][0], parts[other][0] if is_gated else None, is_on_both
+    few = taken.flatten()[:_FEW]
+    # an odd form only where no usual one explains it, and none at all where nothing else does
+    for forms, names in ((_USUAL, _SOME), (_ODD, _SOME), (_USUAL, ("identity",))):
+        fits = []
+        for order, form in enumerate(forms):
+            for name in names:
+                function = ACTIVATIONS[name]
+                for number, other in form.numbers(_near(form.made(function, starts), few, bound), len(starts)):
+                    error = float((form.of(function, parts[number][1], parts[other][1]) - taken).abs().amax())
+                    if error <= bound:
+                        fits.append((order, error, number, other, name))
+        if fits:
+            order, _, number, other, name = min(fits)  # a gate only where no one map explains it: 0 multiplies nothing
+            return name, parts[number][0], parts[other][0] if forms[order].takes_two else None, forms[order].odd
+    return _scaled(taken, parts, starts, bound)
+
+
+def _scaled(
+    taken: Tensor, parts: list[tuple[Source, Tensor]], starts: Tensor, bound: float
+) -> tuple[str, Source, Source | None, str] | None:
+    """Return the activation that explains `taken` but for a factor, as `_explained` does."""
+    few = taken.flatten()[:_FEW]
+    for form in _USUAL:
+        for name in _SOME:
+            function = ACTIVATIONS[name]
+            made = form.made(function, starts)
+            factors = (made * few).sum(-1, keepdim=True) / made.square().sum(-1, keepdim=True).clamp(min=1e-30)
+            for number, other in form.numbers(_near(factors * made, few, bound), len(starts)):
+                whole = form.of(function, parts[number][1], parts[other][1])
+                factor = float((whole * taken).sum() / whole.square().sum())
+                if factor and float((factor * whole - taken).abs().amax()) <= bound:
+                    return name, parts[number][0], parts[other][0] if form.takes_two else None, f"times {factor:.4g}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way in which an activation acts on one or two outputs of linear maps."""
+
+    of: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor]
+    takes_two: bool = True
+    odd: str = ""
+
+    def made(self, function: Callable[[Tensor], Tensor], starts: Tensor) -> Tensor:
+        """Return what it makes of the first numbers `[N, F]` of each part, or of each pair `[N * N, F]`."""
+        if not self.takes_two:
+            return self.of(function, starts, starts)
+        return self.of(function, starts[:, None], starts).flatten(0, 1)
+
+    def numbers(self, rows: list[int], parts: int) -> list[tuple[int, int]]:
+        """Return which parts are behind rows of what was made: one with itself, or two."""
+        if not self.takes_two:
+            return [(row, row) for row in rows]
+        return [pair for row in rows if (pair := divmod(row, parts))[0] != pair[1]]
+
+
+_USUAL = (
+    _Form(lambda f, x, _: f(x), takes_two=False),
+    _Form(lambda f, x, y: f(x) * y),
+)
+_ODD = (
+    _Form(lambda f, x, _: f(f(x)), takes_two=False, odd="twice"),
+    _Form(lambda f, x, y: f(x) * f(y), odd="on both halves of the gate"),
+    _Form(lambda f, x, y: f(x * y), odd="on the product of the gate and what it gates"),
+    _Form(lambda f, x, y: f(x) + y, odd="added to the other half, which it is to multiply"),
+)
 
 
 def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:

@@ -65,6 +65,7 @@ def the_activation_is_the_declared_one(case: Case) -> None:
         got=_told(odd),
         expected=wanted,
         cause=lambda: f"the activation in {odd.place or 'the model'} is {_told(odd)}",
+        asks=("activation", "other") if odd.odd.startswith("times") else None,
     )
 
 
@@ -75,7 +76,7 @@ def other_activations(seen: Traced, width: int, inner: int, name: str, is_gated:
 
 
 def _is_other(between: Between, name: str, is_gated: bool) -> bool:
-    return (between.activation, between.is_gated, between.is_on_both) != (name, is_gated, False)
+    return (between.activation, between.is_gated, between.odd) != (name, is_gated, "")
 
 
 def _networks(seen: Traced, width: int, inner: int) -> list[Between]:
@@ -91,8 +92,8 @@ def _told(between: Between) -> str:
         return (
             "none at all: one linear map follows the other" if not between.is_gated else "a product without activation"
         )
-    if between.is_on_both:
-        return f"{between.activation} on both halves of the gate"
+    if between.odd:
+        return f"{between.activation} {between.odd}"
     return f"{between.activation}, gated" if between.is_gated else between.activation
 
 

@@ -46,9 +46,6 @@ def _declares_what_enters(subject: Subject) -> str | None:
     return f"speaks of positions = {', '.join(_JUDGED)}, and of embedding_scale; here nothing of it is declared"
 
 
-_declares_what_enters.rests_on = "positions"  # type: ignore[attr-defined]
-
-
 @holds(
     "anatomy.positions",
     statement="Positions and embeddings act as declared: slopes, angles, tables, factors are those of closed forms.",

@@ -148,8 +148,8 @@ def _layer(look: Look, sites: list[Attention], network: Between) -> Layer:
     down = look.map_of(
         product, range(look.width), biased(look.seen, product.when), f"the second map of {network.place}"
     )
-    if network.is_on_both:
-        raise NumberError(f"the activation stands on both halves of the gate in {network.place}")
+    if network.odd:
+        raise NumberError(f"the activation in {network.place} is {network.activation} {network.odd}")
     if gate is not None:
         up, gate = gate, up  # the activation stands on the gate
     last = (product, up_product.left, network.place)

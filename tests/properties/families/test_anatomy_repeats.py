@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,16 @@ from torch.nn import functional
 
 from veriformer.properties import DrawnConfig, Subject, check
 from veriformer.properties.results.records import Result
+
+_GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "": lambda gate, up: functional.silu(gate) * up,
+    "both halves": lambda gate, up: functional.silu(gate) * functional.silu(up),
+    "product": lambda gate, up: functional.silu(gate * up),
+    "added": lambda gate, up: functional.silu(gate) + up,
+    "sum": lambda gate, up: functional.silu(gate + up),
+    "twice": lambda gate, up: functional.silu(functional.silu(gate)),
+    "factor": lambda gate, up: 1.1 * functional.silu(gate) * up,
+}
 
 
 class Layer(nn.Module):
@@ -37,8 +48,8 @@ class Layer(nn.Module):
         taken = self.norm1(x)
         x = x + self.attn(taken, taken, taken, need_weights=False)[0]
         taken = self.normalised(x)
-        up = functional.silu(self.up(taken)) if self.slip == "both halves" else self.up(taken)
-        made = self.down(functional.silu(self.gate(taken)) * up)
+        gated = _GATES.get(self.slip, _GATES[""])(self.gate(taken), self.up(taken))
+        made = self.down(gated)
         made = made + self.down.bias if self.slip == "bias" else made
         return x + made + made if self.slip == "branch" else x + made
 
@@ -83,6 +94,11 @@ def judged(slip: str, of: str) -> Result:
         ("eps", "anatomy.norm", "the eps of layers.0.norm2 is not that of the same norm in other layers"),
         ("code rms", "anatomy.norm", "takes is not normalised by the declared norm"),
         ("both halves", "anatomy.feed-forward", "silu on both halves of the gate, where swiglu is declared"),
+        ("product", "anatomy.feed-forward", "silu on the product of the gate and what it gates, where swiglu is"),
+        ("added", "anatomy.feed-forward", "silu added to the other half, which it is to multiply, where swiglu is"),
+        ("sum", "anatomy.feed-forward", "the activation is silu, where swiglu is declared"),
+        ("twice", "anatomy.feed-forward", "silu twice, where swiglu is declared"),
+        ("factor", "anatomy.feed-forward", "silu times 1.1, where swiglu is declared"),
     ],
 )
 def test_a_slip_is_told(slip: str, of: str, told: str) -> None:
