@@ -132,6 +132,19 @@ def stands_behind_norm(taken: Tensor, norms: list[NormCall], limit: float) -> bo
     return any(are_same_tokens(norm.made, taken, limit) for norm in norms)
 
 
+def ends_of(seen: Traced, width: int) -> tuple[Tensor, Tensor, str] | None:
+    """Return the last sum of the stream, what is given out or taken by the map that gives it, and that map's path."""
+    sums = residual_sums(seen, width)
+    if seen.output is None or not sums:
+        return None
+    last, taken, place = max(sums, key=lambda s: s.when), seen.output, ""
+    for product in reversed(seen.products):
+        if product.output.numel() == taken.numel() and torch.equal(product.output.flatten(), taken.flatten()):
+            taken, place = product.left, product.place
+            break
+    return seen.values[last.when].output, taken, place
+
+
 def norms_at_the_end(seen: Traced, width: int) -> int | None:
     """Return how many norms stand between the last sum of the stream and the output or the map that gives it.
 
@@ -140,24 +153,18 @@ def norms_at_the_end(seen: Traced, width: int) -> int | None:
         width: D.
 
     Returns:
-        None where that is not seen: the output is made in another way, or its norms are no modules.
+        None where that is not seen: the output is made in another way.
     """
-    sums = residual_sums(seen, width)
-    if seen.output is None or not sums:
+    ends = ends_of(seen, width)
+    if ends is None:
         return None
-    last = max(sums, key=lambda s: s.when)
-    taken = seen.output
-    for product in reversed(seen.products):
-        if product.output.numel() == taken.numel() and torch.equal(product.output.flatten(), taken.flatten()):
-            taken = product.left
-            break
     norms = norm_calls(seen)
-    stream: Tensor | None = seen.values[last.when].output
+    stream, taken, _ = ends
     for count in range(3):
-        if stream is None:
-            break
         if are_same_tokens(stream, taken, seen.limit):
             return count
-        before = stream
-        stream = next((n.made for n in norms if are_same_tokens(n.given, before, seen.limit)), None)
+        following = next((n.made for n in norms if are_same_tokens(n.given, stream, seen.limit)), None)
+        if following is None:
+            return count + 1 if kind_between(stream, taken, seen.limit) else None
+        stream = following
     return None

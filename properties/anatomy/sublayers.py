@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.feed_forward import between_linear_maps, map_behind
-from veriformer.properties.anatomy.norms import kind_between, norm_calls
+from veriformer.properties.anatomy.norms import ends_of, kind_between, norm_calls
 from veriformer.properties.anatomy.residual import residual_sums, turned_rows
 from veriformer.properties.anatomy.sources import Head, same_tokens
 from veriformer.properties.anatomy.traced import Product, Traced
@@ -100,7 +100,8 @@ def _taken(seen: Traced) -> Iterator[tuple[int, Tensor]]:
 def norms_in_code(seen: Traced, width: int) -> list[tuple[str, str]]:
     """Return the norms that no module is, each as the path of the sublayer before which it stands, and its kind.
 
-    What a sublayer takes is held to the stream that it is added to (pre-LN), and to the sum before (post-LN).
+    What a sublayer takes is held to the stream that it is added to (pre-LN), and to the sum before (post-LN); what is
+    given out, or taken by the map that gives it, to the last sum.
     """
     found: list[tuple[str, str]] = seen.once(("norms in code", width), lambda: _norms_in_code(seen, width))
     return found
@@ -116,6 +117,11 @@ def _norms_in_code(seen: Traced, width: int) -> list[tuple[str, str]]:
             kinds = [] if is_call else [kind_between(x, taken[product], seen.limit) for x in given]
             found += [(places[product], kind) for kind in kinds if kind][:1]
         totals.append(seen.values[one.when].output)
+    if ends := ends_of(seen, width):
+        stream, given_out, place = ends
+        is_call = any(same_tokens(n.made, given_out, seen.batch, seen.limit) for n in norm_calls(seen))
+        if not is_call and (kind := kind_between(stream, given_out, seen.limit)):
+            found.append((place or "the output", kind))
     return found
 
 

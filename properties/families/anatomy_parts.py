@@ -124,9 +124,10 @@ def norms_follow_the_declared_formula(case: Case) -> None:
         others = case.apply(other_norms_in_code, flowing.seen, width, kind)
         case.witness()
         place, own = next((w for w in written if w[1] != kind), written[0])
+        taken = "what is given out" if place == "the output" else f"what {place or 'a sublayer'} takes"
         case.require(
             others == 0,
-            f"what {place or 'a sublayer'} takes is not normalised by the declared norm",
+            f"{taken} is not normalised by the declared norm",
             got=f"{_WORDS[own]} in {int(others)} of {len(written)} places",
             expected=_WORDS[kind],
             cause=lambda: f"the norm before {place or 'a sublayer'} is {_WORDS[own]}",

@@ -69,6 +69,9 @@ class Encoder(nn.Module):
         x = self.embedding(tokens) + table
         for number, layer in enumerate(self.layers):
             x = layer(x + table if self.slip == "positions" and number else x)
+        if self.slip.startswith("end"):
+            x = x if self.slip == "end rms" else x - x.mean(-1, keepdim=True)
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.final.weight + self.final.bias
         out: Tensor = self.final(x)
         return out
 
@@ -93,6 +96,7 @@ def judged(slip: str, of: str) -> Result:
         ("norm", "anatomy.norm", "layers.0.again normalises what layers.0.norm2 has normalised already"),
         ("eps", "anatomy.norm", "the eps of layers.0.norm2 is not that of the same norm in other layers"),
         ("code rms", "anatomy.norm", "takes is not normalised by the declared norm"),
+        ("end rms", "anatomy.norm", "what is given out is not normalised by the declared norm"),
         ("both halves", "anatomy.feed-forward", "silu on both halves of the gate, where swiglu is declared"),
         ("product", "anatomy.feed-forward", "silu on the product of the gate and what it gates, where swiglu is"),
         ("added", "anatomy.feed-forward", "silu added to the other half, which it is to multiply, where swiglu is"),
@@ -108,7 +112,7 @@ def test_a_slip_is_told(slip: str, of: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("of", ["anatomy.residual", "anatomy.norm", "anatomy.feed-forward"])
-@pytest.mark.parametrize("slip", ["", "code"])
+@pytest.mark.parametrize("slip", ["", "code", "end"])
 def test_the_right_ones_pass(slip: str, of: str) -> None:
     assert judged(slip, of).outcome == "PASS"
 
