@@ -73,6 +73,26 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
     return None
 
 
+def is_added(seen: Traced, made: Tensor, since: int, when: int, place: str) -> bool:
+    """Whether a stream of before is added to what is no output of a map: to what a norm made of one, say.
+
+    Args:
+        seen: the trace of a forward.
+        made: what is added.
+        since: number of the value before which the stream was there.
+        when: number of values that were made before `made` was.
+        place: path of the module in which the branch begins.
+    """
+    branch = _flat(made)
+    later = (v for v in seen.values[when : when + _NEXT] if v.name == "add" and v.output.numel() == branch.numel())
+    return any(
+        _fit(_flat(total.output), x, b, seen.limit) is not None
+        for total in later
+        for b in (branch, *turned_rows(branch, total.output))
+        for x, _ in _streams(seen, since, branch.numel(), place)
+    )
+
+
 def _added_again(seen: Traced, later: list[Value], x: Tensor, b: Tensor) -> tuple[int, tuple[float, float]] | None:
     """Return the last of the next sums that is still made of the two alone, and their factors there."""
     fits = [(v.when, fit) for v in later[:_AGAIN] if (fit := _fit(_flat(v.output), x, b, seen.limit)) is not None]

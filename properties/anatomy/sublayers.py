@@ -12,7 +12,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.feed_forward import between_linear_maps, map_behind
 from veriformer.properties.anatomy.norms import ends_of, kind_between, norm_calls
-from veriformer.properties.anatomy.residual import residual_sums, turned_rows
+from veriformer.properties.anatomy.residual import is_added, residual_sums, turned_rows
 from veriformer.properties.anatomy.sources import Head, same_tokens
 from veriformer.properties.anatomy.traced import Product, Traced
 
@@ -182,10 +182,15 @@ def past_their_norm(seen: Traced) -> list[tuple[str, str]]:
 
 
 def _goes_on_alone(seen: Traced, product: int) -> bool:
-    """Whether a norm, or a linear map, takes what a map gave and nothing besides."""
-    made = biased(seen, product)
-    taken = [n.given for n in norm_calls(seen)] + [p.left for p in seen.products if p.when > product]
-    return any(same_tokens(x, made, seen.batch, seen.limit) for x in taken)
+    """Whether a norm, or a linear map, takes what a map gave and nothing besides.
+
+    What a norm makes of it may be added to the stream: the norm stands behind the sublayer there, and before the sum.
+    """
+    made, place = biased(seen, product), next(p.place for p in seen.products if p.when == product)
+    behind = [n for n in norm_calls(seen) if same_tokens(n.given, made, seen.batch, seen.limit)]
+    if behind:
+        return not any(is_added(seen, n.made, product, n.when, place) for n in behind)
+    return any(same_tokens(p.left, made, seen.batch, seen.limit) for p in seen.products if p.when > product)
 
 
 def projection_of(seen: Traced, attention: Attention) -> Product | None:

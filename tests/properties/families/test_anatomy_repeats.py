@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.again = nn.LayerNorm(c.d_model)
         self.gate, self.up = nn.Linear(c.d_model, c.d_ff), nn.Linear(c.d_model, c.d_ff)
         self.down = nn.Linear(c.d_ff, c.d_model)
-        self.slip = slip
+        self.slip, self.number = slip, number
 
     def normalised(self, x: Tensor) -> Tensor:
         if not self.slip.startswith("code"):
@@ -51,6 +51,8 @@ class Layer(nn.Module):
         gated = _GATES.get(self.slip, _GATES[""])(self.gate(taken), self.up(taken))
         made = self.down(gated)
         made = made + self.down.bias if self.slip == "bias" else made
+        if self.slip in ("behind", "alone") and self.number == 1:
+            return self.again(made) if self.slip == "alone" else x + self.again(made)
         return x + made + made if self.slip == "branch" else x + made
 
 
@@ -93,6 +95,7 @@ def judged(slip: str, of: str) -> Result:
             "anatomy.residual",
             "what depends on the position alone is added to the stream behind layers.0.down",
         ),
+        ("alone", "anatomy.residual", "what layers.1.down gives goes on without the stream"),
         ("norm", "anatomy.norm", "layers.0.again normalises what layers.0.norm2 has normalised already"),
         ("eps", "anatomy.norm", "the eps of layers.0.norm2 is not that of the same norm in other layers"),
         ("code rms", "anatomy.norm", "takes is not normalised by the declared norm"),
@@ -115,6 +118,10 @@ def test_a_slip_is_told(slip: str, of: str, told: str) -> None:
 @pytest.mark.parametrize("slip", ["", "code", "end"])
 def test_the_right_ones_pass(slip: str, of: str) -> None:
     assert judged(slip, of).outcome == "PASS"
+
+
+def test_a_norm_of_one_layer_may_stand_behind_its_sublayer() -> None:
+    assert judged("behind", "anatomy.residual").outcome == "PASS"
 
 
 class Heads(nn.Module):
