@@ -48,6 +48,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _SOME = tuple(name for name in ACTIVATIONS if name != "identity")
 
 _FEW = 8  # numbers that are compared first: most guesses are wrong in each
+TINY = 0.03
+"""Numbers that are all below it say nothing of an activation: near 0 all of them are constants, or multiples."""
+
 _BEHIND = 12  # linear maps before it that a product's operand may come from
 
 
@@ -130,6 +133,8 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
     parts: list[tuple[Source, Tensor]] = []
     for value in reversed(before):
         output = value.output.double()
+        if float(output.abs().amax()) < TINY:
+            continue
         if output.numel() == taken.numel() and output.shape[-1] == width:
             parts.append((Source(value.when, range(width)), output.reshape(taken.shape)))
         elif output.shape[-1] == 2 * width and output.numel() == 2 * taken.numel():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from veriformer.properties.anatomy.feed_forward import ACTIVATIONS
+from veriformer.properties.anatomy.feed_forward import ACTIVATIONS, TINY
 from veriformer.properties.anatomy.sources import LINEAR
 from veriformer.properties.anatomy.traced import Value
 from veriformer.properties.twin.looking import Look
@@ -48,7 +48,7 @@ def _factors(look: Look, values: list[Value], taken: Tensor) -> Iterator[tuple[s
     for name, function in ACTIVATIONS.items():
         if name == "identity":
             continue
-        for value in values:
+        for value in (v for v in values if float(v.output.abs().amax()) >= TINY):
             made = function(value.output.double().flatten())
             for other in (None, *values):
                 whole = made if other is None else made * other.output.double().flatten()
