@@ -115,7 +115,9 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
     found.append(Component("position table", tables.get(str(subject.fact("positions")), 0), stacks))
     if subject.takes_tokens:
         tied = bool(subject.fact("tied", False))
-        found.append(Component("token embedding", config.vocab_size * d, 2 if pair and not tied else 1))
+        found.append(Component("token embedding", config.vocab_size * d))
+        if pair:  # one table for both, as Vaswani et al. have it, or one of its own for the source
+            found.append(Component("source's token embedding", config.vocab_size * d, optional=True, usual=not tied))
         if subject.kind in ("decoder", "encoder_decoder"):
             found.append(Component("output projection", config.vocab_size * d, 0 if tied else 1))
             known = subject.fact("output_bias")
