@@ -16,6 +16,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.palette import LONG
+from veriformer.properties.subject.sizes import DrawnConfig
 
 BATCH, LENGTH, FEWEST = 5, 14, 7
 """Samples; positions where no window is longer; positions that suffice."""
@@ -126,7 +127,12 @@ def flow(case: Case, *, goes_far: bool = True) -> Flow:
 
 def of_small_model(flowing: Flow) -> Flow | None:
     """Return a forward of the smallest model, to hold that of a wide one against; None where there is one size."""
-    case, sizes = flowing.case, flowing.case.bench.configs[0]
+    return of_other_sizes(flowing, flowing.case.bench.configs[0])
+
+
+def of_other_sizes(flowing: Flow, sizes: DrawnConfig) -> Flow | None:
+    """Return a forward of a model of other sizes; None where it cannot be built, or is the same."""
+    case = flowing.case
     built = case.built_at(flowing.built.dtype, **asdict(sizes))
     if built is None or built.config == flowing.built.config:
         return None

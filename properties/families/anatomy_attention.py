@@ -15,6 +15,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.anatomy_scales import NEAR, scale_cause
 from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.subject.facts import SCALES, attention_scale
 from veriformer.properties.subject.subject import Subject
@@ -22,8 +23,6 @@ from veriformer.properties.subject.subject import Subject
 KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _PAPER = "Vaswani et al. 2017, section 3.2."
 _FEW = 3  # distances that are told one by one
-_NEAR = 1e-3
-"""A scale further off, relatively, is another one: float32 constants and a fit in float32 err by 1e-4 at most."""
 
 
 @holds(
@@ -55,22 +54,21 @@ def every_head_has_the_scale(case: Case) -> None:
     declared = case.subject.fact("attention_scale")
     wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
     off = (found / wanted - 1).abs()
-    if declared is None and bool(off.amax() >= _NEAR) and _is_learned(case, flowing):
+    if declared is None and bool(off.amax() >= NEAR) and _is_learned(case, flowing):
         case.does_not_apply("the scale of its scores is a parameter, and no constant is declared")
     case.witness()
     worst = int(off.argmax())
     place, head, heads, d_head = names[worst]
     measured, right = float(found[worst]), float(wanted[worst])
-    filled = max((a.filled for a in followed(flowing.seen) if a.place == place), default=0)
-    lone = [n for n, o in zip(names, off.tolist(), strict=True) if o > _NEAR]
+    lone = [n for n, o in zip(names, off.tolist(), strict=True) if o > NEAR]
     case.require(
-        off.amax() < _NEAR,
+        off.amax() < NEAR,
         f"in {place or 'the model'} head {head} of {heads} multiplies q k^T by {measured:.6g}, not by {right:.6g}",
         got=f"{measured:.6g}",
         expected=f"{right:.6g}",
         error=off.amax(),
-        tolerance=_NEAR,
-        cause=lambda: _scale_cause(lone, names, measured, right, d_head, flowing, filled),
+        tolerance=NEAR,
+        cause=lambda: scale_cause(lone, names, measured, right, d_head, flowing),
         asks=("attention_scale", _named(measured, d_head, flowing.width)) if len(lone) == len(names) else None,
     )
 
@@ -92,45 +90,15 @@ def _is_learned(case: Case, flowing: Flow) -> bool:
                 if parameter.numel() in counts and parameter.is_floating_point():
                     parameter.mul_(1.25)
         after = scales(traced(twin.module, case.caller(twin, *flowing.inputs), BATCH, flowing.limit))
-    return before.shape == after.shape and bool(((after / before - 1).abs() > 10 * _NEAR).any())
+    return before.shape == after.shape and bool(((after / before - 1).abs() > 10 * NEAR).any())
 
 
 def _named(scale: float, d_head: int, d_model: int) -> str | float:
     """Return the name of a scale, or the number."""
     for name, formula in SCALES.items():
-        if abs(formula(d_head, d_model) / scale - 1) < _NEAR:
+        if abs(formula(d_head, d_model) / scale - 1) < NEAR:
             return name
     return float(f"{scale:.6g}")
-
-
-def _scale_cause(
-    lone: list[tuple[str, int, int, int]], names: list[tuple[str, int, int, int]], seen: float, right: float,
-    d_head: int, flowing: Flow, filled: int,
-) -> str:  # fmt: skip
-    """Say what the scale is, and whose."""
-    d_model = flowing.width
-    ratio = seen / right
-    words = {
-        flowing.length**-0.5: "1/sqrt(T), of the number of tokens in place of channels",
-        1.0: "1: the scores are not scaled at all",
-        1 / d_head: "1/d_head: the scores are scaled twice",
-        d_model**-0.5: "1/sqrt(d_model) in place of 1/sqrt(d_head)",
-        d_head**0.5: "sqrt(d_head): multiplied where it should be divided",
-    }
-    plain = f"{ratio:.4g} times the right one"
-    known = [w for value, w in words.items() if abs(seen / value - 1) < _NEAR]
-    if not known and filled > d_head and abs(seen * filled**0.5 - 1) < _NEAR:  # a fused kernel wants even widths
-        known = [f"1/sqrt({filled}): that of heads filled up with zeros from {d_head} channels to {filled}"]
-    if len(lone) == len(names):
-        return f"the measured scale of every head is {known[0] if len(known) == 1 else plain}"
-    twice = abs(ratio * d_head**0.5 - 1) < _NEAR or abs(ratio * d_head**0.25 - 1) < _NEAR  # of both, or of one of them
-    is_none = abs(seen - 1) < _NEAR and abs(right - 1) > _NEAR
-    what = f"{plain}{': it is scaled once more' if twice else ': it is not scaled at all' if is_none else ''}"
-    places = sorted({place for place, *_ in lone})
-    whose = (
-        f"of head {lone[0][1]} in {lone[0][0]}" if len(lone) == 1 else f"of {len(lone)} heads, in {', '.join(places)}"
-    )
-    return f"the measured scale {whose} alone is {what}"
 
 
 @holds(
@@ -241,7 +209,7 @@ def _sum_cause(attention: Attention, total: float, place: str) -> str:
     if attention.over == "queries":
         return f"the softmax in {place} runs over the queries: its columns sum to 1, not its rows"
     sums = attention.weights.sum(-1)
-    if float(sums.max() - sums.min()) < _NEAR:
+    if float(sums.max() - sums.min()) < NEAR:
         return f"all weights in {place} are those of a softmax times {total:.4g}"
     return f"a part of {1 - total:.3g} of the softmax in {place} goes to no key"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of, worst_difference
-from veriformer.properties.diagnosis.masks.hiding import hiding_cause
+from veriformer.properties.diagnosis.masks.hiding import hiding_cause, weighs_padding
 from veriformer.properties.diagnosis.masks.placed import ones_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask
@@ -122,7 +122,8 @@ def _cause(padded: _Padded, path: Path) -> str | None:
             limit,
             Kept({length: shown}),
         )
-    weak = "a padded key gets a small weight instead of 0: the mask's constant is too weak; " if through < 1e-2 else ""
+    is_weak = through < 1e-2 and weighs_padding(stream, x, mask) is not False
+    weak = "a padded key gets a small weight instead of 0: the mask's constant is too weak; " if is_weak else ""
     return f"{weak}padding enters {where}" if where else weak.rstrip("; ") or None
 
 

@@ -151,6 +151,14 @@ def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | 
     return f"{told}: {score}" if score else told
 
 
+def weighs_padding(stream: Stream, x: Tensor, mask: Tensor) -> bool | None:
+    """Return whether an attention gives hidden keys a weight; None where none is seen, as in a fused kernel."""
+    real = mask[0].cpu()
+    seen = Masked(stream.case, stream).attended(x, mask)
+    rows = [a.weights.cpu()[..., real, :] if a.weights.shape[-2] == len(real) else a.weights.cpu() for a in seen]
+    return any(bool((w[..., ~real] > 0).any()) for w in rows) if rows else None
+
+
 def _over_queries(masked: Masked, x: Tensor, mask: Tensor, first: Attended, without: Attended) -> str | None:
     """Tell a mask over the rows of the first attention, and one that does nothing there."""
     real = mask[0].cpu()

@@ -1,0 +1,117 @@
+"""Why heads inside a model have another scale: a formula is named where it holds at every size that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from veriformer.properties.anatomy.attention import followed
+from veriformer.properties.anatomy.flow import Flow, of_other_sizes
+from veriformer.properties.subject.facts import attention_scale
+
+NEAR = 1e-3
+"""A scale further off, relatively, is another one: float32 constants and a fit in float32 err by 1e-4 at most."""
+
+_FURTHER = 3  # other sizes at which formulas are held against the scale that is there: d_head = sqrt(d_model) is common
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of one model, and what its scale is to be."""
+
+    d_head: int
+    d_model: int
+    length: int
+    filled: int
+    right: float
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """A scale that is known for a mistake: of every head, or of some alone."""
+
+    value: Callable[[_Sizes], float]
+    of_all: str
+    of_some: str
+
+
+_FORMULAS = (
+    _Formula(lambda s: s.length**-0.5, "1/sqrt(T), of the number of tokens in place of channels", "it is 1/sqrt(T)"),
+    _Formula(lambda s: 1.0, "1: the scores are not scaled at all", "it is not scaled at all"),
+    _Formula(lambda s: 1 / s.d_head, "1/d_head: the scores are scaled twice", ""),
+    _Formula(lambda s: s.right * s.d_head**-0.5, "", "it is scaled once more"),
+    _Formula(lambda s: s.right * s.d_head**-0.25, "", "it is scaled once more"),  # queries or keys alone
+    _Formula(
+        lambda s: s.d_model**-0.5,
+        "1/sqrt(d_model) in place of 1/sqrt(d_head)",
+        "it is 1/sqrt(d_model) in place of 1/sqrt(d_head)",
+    ),
+    _Formula(lambda s: s.d_head**0.5, "sqrt(d_head): multiplied where it should be divided", "it is sqrt(d_head)"),
+)
+_FILLED = _Formula(lambda s: s.filled**-0.5, "", "")  # a fused kernel wants even widths
+
+Name = tuple[str, int, int, int]
+"""A head: path of its attention, its number, how many there are, their channels."""
+
+
+def scale_cause(lone: list[Name], names: list[Name], seen: float, right: float, d_head: int, flowing: Flow) -> str:
+    """Say what the scale is, and whose.
+
+    Args:
+        lone: heads whose scale is another one than declared.
+        names: all heads.
+        seen: the scale of the one that is furthest off.
+        right: what it is to be.
+        d_head: channels of its head.
+        flowing: the forward in which it was seen.
+    """
+    place = lone[0][0]
+    is_of_all = len(lone) == len(names)
+    filled = max((a.filled for a in followed(flowing.seen) if a.place == place), default=0)
+    sizes = _Sizes(d_head, flowing.width, flowing.length, filled, right)
+    plain = f"{seen / right:.4g} times the right one"
+    known = [f for f in _FORMULAS if (f.of_all if is_of_all else f.of_some) and _holds(f, seen, sizes)]
+    known = [f for f in known if abs(right / f.value(sizes) - 1) > NEAR]
+    if not known and filled > d_head and _holds(_FILLED, seen, sizes):
+        told = f"1/sqrt({filled}): that of heads filled up with zeros from {d_head} channels to {filled}"
+        return f"{_whose(lone, names)} is {told}"
+    if known:
+        known = _at_other_sizes(known, place, is_of_all, flowing)
+    words = dict.fromkeys(f.of_all if is_of_all else f.of_some for f in known)
+    if len(words) != 1:
+        return f"{_whose(lone, names)} is {plain}"
+    (told,) = words
+    return f"{_whose(lone, names)} is {told if is_of_all else f'{plain}: {told}'}"
+
+
+def _whose(lone: list[Name], names: list[Name]) -> str:
+    if len(lone) == len(names):
+        return "the measured scale of every head"
+    if len(lone) == 1:
+        return f"the measured scale of head {lone[0][1]} in {lone[0][0] or 'the model'} alone"
+    heads, places = {head for _, head, *_ in lone}, sorted({place for place, *_ in lone} - {""})
+    number = f"head {lone[0][1]}" if len(heads) == 1 else f"{len(lone)} of {len(names)} heads"
+    return f"the measured scale of {number}{', in ' if places else ''}{', '.join(places)} alone"
+
+
+def _holds(formula: _Formula, seen: float, sizes: _Sizes) -> bool:
+    return abs(seen / formula.value(sizes) - 1) < NEAR
+
+
+def _at_other_sizes(known: list[_Formula], place: str, is_of_all: bool, flowing: Flow) -> list[_Formula]:
+    """Return those of the formulas that the scales of the same attention follow in models of other sizes, too."""
+    declared, left = flowing.case.subject.fact("attention_scale"), known
+    for config in flowing.case.bench.configs[1 : 1 + _FURTHER]:
+        if len(left) < 2:
+            break
+        other = of_other_sizes(flowing, config)
+        found = [a for a in followed(other.seen) if a.place == place] if other else []
+        if not found or other is None:
+            continue
+        d_head = found[0].query.shape[-1]
+        right = attention_scale(declared, d_head, other.width)
+        sizes = _Sizes(d_head, other.width, other.length, found[0].filled, right)
+        scales = [s for a in found for s in a.scale if s is not None]
+        odd = [s for s in scales if is_of_all or abs(s / right - 1) > NEAR]
+        left = [f for f in left if odd and all(_holds(f, s, sizes) for s in odd[:1])] or left
+    return left
