@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations by name, as functions of the numbers that a linear map gave."""
 
-_SOME = tuple(name for name in ACTIVATIONS if name != "identity")
+_SOME = [name for name in ACTIVATIONS if name != "identity"]
 
 _FEW = 8  # numbers that are compared first: most guesses are wrong in each
 TINY = 0.03
@@ -147,16 +147,18 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
     # an odd form only where no usual one explains it, and none at all where nothing else does
     for forms, names in ((_USUAL, _SOME), (_ODD, _SOME), (_USUAL, ("identity",))):
         fits = []
-        for order, form in enumerate(forms):
+        for order, form in enumerate(forms.values()):
             for name in names:
                 function = ACTIVATIONS[name]
-                for number, other in form.numbers(_near(form.made(function, starts), few, bound), len(starts)):
-                    error = float((form.of(function, parts[number][1], parts[other][1]) - taken).abs().amax())
+                for number, other in _numbers(form, _near(_made(form, function, starts), few, bound), len(starts)):
+                    error = float((form(function, parts[number][1], parts[other][1]) - taken).abs().amax())
                     if error <= bound:
                         fits.append((order, error, number, other, name))
         if fits:
             order, _, number, other, name = min(fits)  # a gate only where no one map explains it: 0 multiplies nothing
-            return name, parts[number][0], parts[other][0] if forms[order].takes_two else None, forms[order].odd
+            words, form = list(forms.items())[order]
+            odd = words if words in _ODD else ""
+            return name, parts[number][0], None if form in _ALONE else parts[other][0], odd
     return _scaled(taken, parts, starts, bound)
 
 
@@ -165,50 +167,67 @@ def _scaled(
 ) -> tuple[str, Source, Source | None, str] | None:
     """Return the activation that explains `taken` but for a factor, as `_explained` does."""
     few = taken.flatten()[:_FEW]
-    for form in _USUAL:
+    for form in _USUAL.values():
         for name in _SOME:
             function = ACTIVATIONS[name]
-            made = form.made(function, starts)
+            made = _made(form, function, starts)
             factors = (made * few).sum(-1, keepdim=True) / made.square().sum(-1, keepdim=True).clamp(min=1e-30)
-            for number, other in form.numbers(_near(factors * made, few, bound), len(starts)):
-                whole = form.of(function, parts[number][1], parts[other][1])
+            for number, other in _numbers(form, _near(factors * made, few, bound), len(starts)):
+                whole = form(function, parts[number][1], parts[other][1])
                 factor = float((whole * taken).sum() / whole.square().sum())
                 if factor and float((factor * whole - taken).abs().amax()) <= bound:
-                    return name, parts[number][0], parts[other][0] if form.takes_two else None, f"times {factor:.4g}"
+                    return name, parts[number][0], None if form in _ALONE else parts[other][0], f"times {factor:.4g}"
     return None
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A way in which an activation acts on one or two outputs of linear maps."""
-
-    of: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor]
-    takes_two: bool = True
-    odd: str = ""
-
-    def made(self, function: Callable[[Tensor], Tensor], starts: Tensor) -> Tensor:
-        """Return what it makes of the first numbers `[N, F]` of each part, or of each pair `[N * N, F]`."""
-        if not self.takes_two:
-            return self.of(function, starts, starts)
-        return self.of(function, starts[:, None], starts).flatten(0, 1)
-
-    def numbers(self, rows: list[int], parts: int) -> list[tuple[int, int]]:
-        """Return which parts are behind rows of what was made: one with itself, or two."""
-        if not self.takes_two:
-            return [(row, row) for row in rows]
-        return [pair for row in rows if (pair := divmod(row, parts))[0] != pair[1]]
+def _alone(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(x)
 
 
-_USUAL = (
-    _Form(lambda f, x, _: f(x), takes_two=False),
-    _Form(lambda f, x, y: f(x) * y),
-)
-_ODD = (
-    _Form(lambda f, x, _: f(f(x)), takes_two=False, odd="twice"),
-    _Form(lambda f, x, y: f(x) * f(y), odd="on both halves of the gate"),
-    _Form(lambda f, x, y: f(x * y), odd="on the product of the gate and what it gates"),
-    _Form(lambda f, x, y: f(x) + y, odd="added to the other half, which it is to multiply"),
-)
+def _gated(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(x) * y
+
+
+def _twice(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(f(x))
+
+
+def _on_both(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(x) * f(y)
+
+
+def _on_product(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(x * y)
+
+
+def _added(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return f(x) + y
+
+
+_ALONE = (_alone, _twice)
+"""Ways in which an activation acts on the output of one linear map; the others act on two."""
+
+_USUAL = {"alone": _alone, "gated": _gated}
+_ODD = {
+    "twice": _twice,
+    "on both halves of the gate": _on_both,
+    "on the product of the gate and what it gates": _on_product,
+    "added to the other half, which it is to multiply": _added,
+}
+
+
+def _made(form: Callable[..., Tensor], function: Callable[[Tensor], Tensor], starts: Tensor) -> Tensor:
+    """Return what a form makes of the first numbers `[N, F]` of each part, or of each pair `[N * N, F]`."""
+    if form in _ALONE:
+        return form(function, starts, starts)
+    return form(function, starts[:, None], starts).flatten(0, 1)
+
+
+def _numbers(form: Callable[..., Tensor], rows: list[int], parts: int) -> list[tuple[int, int]]:
+    """Return which parts are behind rows of what was made: one with itself, or two."""
+    if form in _ALONE:
+        return [(row, row) for row in rows]
+    return [pair for row in rows if (pair := divmod(row, parts))[0] != pair[1]]
 
 
 def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:
