@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from veriformer.ablations.tasks import TASKS, Task
@@ -15,8 +15,8 @@ from veriformer.ablations.trials.recipe import Recipe
 if TYPE_CHECKING:
     from veriformer.ablations.studies.study import Study
 
-NAME = re.compile(r"[\w-]{1,60}")
-"""Of a study: it becomes the name of files."""
+_LONGEST = 60
+"""Letters of a study's name, which becomes that of files."""
 
 
 def normalised(study: Study) -> dict[str, Any]:
@@ -26,8 +26,7 @@ def normalised(study: Study) -> dict[str, Any]:
         ValueError: one of them is not what it must be.
         TypeError: likewise.
     """
-    if not isinstance(study.name, str) or not NAME.fullmatch(study.name):
-        raise ValueError(f"a study is called {study.name!r}; its name must be 1 to 60 letters, digits, - and _")
+    called = _file_name(study.name)
     given: Any = study  # of anybody's types
     variants = _all(given.variants, "variants", study.name)
     if not variants:
@@ -37,10 +36,9 @@ def normalised(study: Study) -> dict[str, Any]:
             raise TypeError(f"study {study.name!r} has {variant!r} among its variants; each must be a Variant")
         if unknown := [e for e in variant.edits if isinstance(e, str) and e not in EDITS]:
             raise ValueError(f"variant {variant.name!r} has the edit {unknown[0]!r}; there are {', '.join(EDITS)}")
-        _fields_of_a_recipe(variant.recipe, f"variant {variant.name!r}")
+    variants = tuple(_with_fields(variant, f"variant {variant.name!r}") for variant in variants)
     settings = _all(given.settings, "settings", study.name)
-    for setting in settings:
-        _fields_of_a_recipe(setting.recipe, f"setting {setting.name!r}")
+    settings = tuple(_with_fields(setting, f"setting {setting.name!r}") for setting in settings)
     for what, used in (("variants", [v.name for v in variants]), ("settings", [s.name for s in settings])):
         if twice := {n for n in used if used.count(n) > 1}:
             raise ValueError(f"study {study.name!r} has two {what} called {min(twice)!r}; give one another name")
@@ -61,6 +59,7 @@ def normalised(study: Study) -> dict[str, Any]:
             guess = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(f"study {study.name!r} has the task {name!r}; {guess}there are {', '.join(TASKS)}")
     return {
+        "name": called,
         "variants": variants,
         "settings": settings,
         "recipe": recipe,
@@ -70,6 +69,27 @@ def normalised(study: Study) -> dict[str, Any]:
         "lengths": _all(given.lengths, "lengths", study.name),
         "files": _all((given.files,) if isinstance(given.files, str) else given.files, "files", study.name),
     }
+
+
+def _file_name(given: Any) -> str:
+    """Return a study's name with - for all that is no letter, digit, - or _: it becomes the name of files.
+
+    Raises:
+        ValueError: nothing of it is left, or it is too long.
+    """
+    name = re.sub(r"[^\w-]+", "-", given).strip("-") if isinstance(given, str) else ""
+    if not 0 < len(name) <= _LONGEST:
+        told = repr(given) if len(repr(given)) <= 2 * _LONGEST else f"{repr(given)[: 2 * _LONGEST]} ..."
+        raise ValueError(f"a study is called {told}; its name must have 1 to {_LONGEST} letters, digits, - and _")
+    return name
+
+
+def _with_fields(owner: Any, called: str) -> Any:
+    """Return a variant or a setting whose recipe is fields by name; a whole Recipe gives all of them."""
+    if isinstance(owner.recipe, Recipe):
+        return replace(owner, recipe=asdict(owner.recipe))
+    _fields_of_a_recipe(owner.recipe, called)
+    return owner
 
 
 def _all(given: Any, what: str, study: str) -> tuple[Any, ...]:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from veriformer.ablations.execution.plan import FIRST_SEED, apart
-from veriformer.ablations.studies.study import Setting, Study
+from veriformer.ablations.studies.study import Setting, Study, Variant
+from veriformer.ablations.training.own.differences import differences, untrained
 from veriformer.ablations.training.own.soundness import soundness
 from veriformer.ablations.trials.own import at_home, parts_of
 from veriformer.ablations.trials.own_process import asked_apart
 from veriformer.ablations.trials.trial import Trial
 from veriformer.ablations.verdicts.costs import same_start
+from veriformer.ablations.verdicts.learning import of_the_curves
 from veriformer.ablations.verdicts.rows import Row
 
 _LUCK = 0.05
@@ -49,6 +51,8 @@ def _of_the_code(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str]]
                 yield line, variant.name
         if why := apart(trial):
             yield f"seeds are trained one by one: {why}", variant.name
+        for line in _beside(study, trial, study.trial(task, setting, base, 0), variant):
+            yield line, variant.name
         share = 1.0 if variant is base else same_start(trial, study.trial(task, setting, base, 0))
         if share is not None and share < 1:
             yield _of_the_start(share, setting), variant.name
@@ -60,6 +64,22 @@ def _soundness(trial: Trial, other: Trial) -> list[str]:
             return soundness(parts_of(trial), trial, other)
 
     return asked_apart(ask, [])  # what is wrong with the code was told where it was trained
+
+
+def _beside(study: Study, trial: Trial, base: Trial, variant: Variant) -> list[str]:
+    """Return what else than its change a variant has otherwise than the base, and what its optimizer leaves out."""
+    first = study.variants[0]
+    own, usual = ((v.config, v.build, v.edits) for v in (variant, first))
+
+    def ask() -> list[str]:
+        with at_home(trial), torch.random.fork_rng(devices=[]):
+            parts = parts_of(trial)
+            left_out = untrained(parts, trial)
+            if variant is first:
+                return left_out
+            return [*differences(parts, trial, parts_of(base), base, is_other_model=own != usual), *left_out]
+
+    return asked_apart(ask, [])
 
 
 def _outcome(record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -94,10 +114,12 @@ def _of_the_records(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     }
     for row in rows:
         task, beyond = row.task, passed[id(row)]
+        for told in of_the_curves(row):
+            yield told, row.variant
         if full[_place(row)] and len(rows) > 1:
             told = (
                 f"{task.name}: every seed of every variant is as good as can be, so that nothing can be told apart: is "
-                "the task too easy, or can its answer be read off the inputs?"
+                "the task too easy, or is the answer in the inputs?"
             )
             yield told, row.variant
         if beyond is not None:
@@ -109,7 +131,7 @@ def _of_the_records(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         twin = first.setdefault((row.task.name, row.setting, *map(_outcome, row.records)), row.variant)
         if twin != row.variant:
             yield (
-                f"every seed came out as those of {twin} did, to the last digit: does its change reach it?",
+                f"every seed came out exactly the same as {twin}'s, to the last digit: does its change reach it?",
                 row.variant,
             )
         for record in row.records:

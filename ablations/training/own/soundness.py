@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from veriformer.ablations.tasks.task import is_function
 from veriformer.ablations.training.own.building import built
+from veriformer.ablations.training.own.evaluation import of_the_evaluation
 from veriformer.ablations.training.own.feeding import first_batches, held_out_batches, repeats, training_batches
 from veriformer.ablations.trials.own import Parts
 from veriformer.ablations.trials.trial import Trial
@@ -36,7 +37,12 @@ def soundness(parts: Parts, trial: Trial, other: Trial) -> list[str]:
     Raises:
         OwnCodeError: the user's code raised.
     """
-    return [*_of_the_data(parts, trial, other), *_of_the_starts(parts, trial, other), *_of_the_test(parts, trial)]
+    return [
+        *_of_the_data(parts, trial, other),
+        *_of_the_starts(parts, trial, other),
+        *_of_the_test(parts, trial),
+        *of_the_evaluation(parts, trial),
+    ]
 
 
 def _of_the_data(parts: Parts, trial: Trial, other: Trial) -> Iterator[str]:
