@@ -17,7 +17,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.sources import Head, source_of
 from veriformer.properties.anatomy.traced import Product, Traced
 
-_HIDDEN = 1e-25
+HIDDEN = 1e-25
 """Weights below are those of hidden keys: scores of models re-drawn to unit gain lie within some tens."""
 
 _MARGIN = 10.0  # in logarithms: by how much a bias may lower the weight of a key that is next to nothing without one
@@ -228,15 +228,15 @@ def _fitted(weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     Returns:
         Factor `[H]`, bias `[H, T, S]`, largest error `[H]`, and `[H, T, S]`: what no sample sees.
     """
-    seen = (weights > _HIDDEN).all(0)  # [H, T, S]
-    hidden = (weights <= _HIDDEN).all(0)
+    seen = (weights > HIDDEN).all(0)  # [H, T, S]
+    hidden = (weights <= HIDDEN).all(0)
     count = seen.sum(-1, keepdim=True).clamp(min=1)
 
     def centred(x: Tensor) -> Tensor:
         x = torch.where(seen, x, 0.0)
         return torch.where(seen, x - x.sum(-1, keepdim=True) / count, 0.0)
 
-    logs, scores = centred(weights.clamp(min=_HIDDEN).log()), centred(raw)
+    logs, scores = centred(weights.clamp(min=HIDDEN).log()), centred(raw)
     moved, given = logs - logs.mean(0), scores - scores.mean(0)
     square = given.square().sum((0, 2, 3))
     varies = square > 1e-12 * scores.square().sum((0, 2, 3))  # the same in all samples, nothing can be told
@@ -246,8 +246,8 @@ def _fitted(weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     # a key may get next to nothing for its scores alone: no mask is needed to hide it
     usual = factor[:, None, None] * raw
     top = weights.argmax(-1, keepdim=True)
-    usual += (weights.clamp(min=_HIDDEN).log() - usual).gather(-1, top)
-    hidden &= ~(usual < math.log(_HIDDEN) + _MARGIN).all(0)
+    usual += (weights.clamp(min=HIDDEN).log() - usual).gather(-1, top)
+    hidden &= ~(usual < math.log(HIDDEN) + _MARGIN).all(0)
     return factor, bias, left.abs().amax((0, 2, 3)), hidden
 
 

@@ -72,8 +72,10 @@ def kind_between(given: Tensor, made: Tensor, limit: float) -> str:
     A gain and a bias a channel may follow. Nothing is normalised where the tokens are a gain times the others.
     """
     width = given.shape[-1]
+    if made.shape[-1] != width or made.numel() != given.numel():
+        return ""
     x, y = given.double().reshape(-1, width), made.double().reshape(-1, width)
-    if x.shape != y.shape or fits(y, x, limit):
+    if fits(y, x, limit):
         return ""
     kinds = [kind for kind in ("layer", "rms") if any(fits(y, normalised(x, kind, eps), limit) for eps in _EPS)]
     return kinds[0] if len(kinds) == 1 else ""

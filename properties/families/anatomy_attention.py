@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.anatomy.attention import Attention, followed, is_part_of_rows
+from veriformer.properties.anatomy.attention import HIDDEN, Attention, followed, is_part_of_rows
 from veriformer.properties.anatomy.flow import BATCH, Flow, flow
 from veriformer.properties.anatomy.sources import Head
 from veriformer.properties.anatomy.sublayers import dealt_in_turns, not_normalised, unlike_keys_and_values
@@ -264,7 +264,8 @@ def every_head_has_the_mask(case: Case) -> None:
         may_be = not case.subject.declares.get("window") and case.subject.declares.get("sparse") is not False
         if whole and may_be and _is_local(attention.hidden):
             continue
-        hidden = case.apply(hidden_keys, flowing.seen, number)
+        hidden, seen = case.apply(hidden_keys, flowing.seen, number), case.apply(seen_keys, flowing.seen, number)
+        hidden |= ~allowed & ~seen  # its score may be too low to tell, and nothing of it is seen
         wrong = hidden != ~allowed
         case.witness()
         head, t, s = (int(i) for i in wrong.nonzero()[0]) if bool(wrong.any()) else (0, 0, 0)
@@ -291,6 +292,11 @@ def _is_local(hidden: Tensor) -> bool:
 def hidden_keys(seen: Traced, number: int) -> Tensor:
     """Return `[H, T, S]`: which keys no sample's query sees in the attention of a number among those followed."""
     return followed(seen)[number].hidden
+
+
+def seen_keys(seen: Traced, number: int) -> Tensor:
+    """Return `[H, T, S]`: which keys some sample's query gives a weight in the attention of a number."""
+    return (followed(seen)[number].weights > HIDDEN).any(0)
 
 
 def _wanted(flowing: Flow, attention: Attention) -> Tensor | None:

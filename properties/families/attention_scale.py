@@ -41,14 +41,22 @@ def models_scale_by_the_head(case: Case) -> None:
     are scaled before or the initialisation does it; 1/d_head) and pass; two are mistakes in any convention: the
     width of the model in place of that of a head, and multiplying where it should divide.
     """
+    declared = case.subject.fact("attention_scale")
     with off_the_record(case):
-        if all(scale is None for attention in followed(flow(case).seen) for scale in attention.scale):
+        flowing = flow(case)
+        whole = [(s, a.query.shape[-1]) for a in followed(flowing.seen) for s in a.scale if s is not None]
+        if not whole:
             case.does_not_apply("no scale could be followed from the projections to the weights")
+    if declared is not None and all(_is_near(s, attention_scale(declared, k, flowing.width)) for s, k in whole):
+        # rotations that stretch (YaRN) have a part of the scale, which the scores alone do not show
+        for scale, d_head in whole:
+            _is(case, torch.tensor(scale), attention_scale(declared, d_head, flowing.width), "the declared one")
+        case.witness()
+        return
     built = case.built()
     stream = Stream(case, built)
     x = stream.draw(2, case.length("T", low=3, high=6))
     found = case.apply(scales_inside, case.caller(built, *stream.inputs(x)))
-    declared = case.subject.fact("attention_scale")
     for seen, d_head in found:
         factor, wide = torch.tensor(seen, dtype=torch.float64), d_head * built.config.num_heads
         if declared is not None:
@@ -76,6 +84,10 @@ def scales_inside(run: Callable[[], object]) -> list[tuple[float, int]]:
     with ScaleWatch() as watch:
         run()
     return [(scale.factor, scale.d_head) for scale in watch.found]
+
+
+def _is_near(scale: float, wanted: float) -> bool:
+    return abs(scale / wanted - 1) < 1e-3
 
 
 def _is(case: Case, factor: Tensor, wanted: float, words: str) -> None:
