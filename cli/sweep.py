@@ -85,6 +85,7 @@ def sweep(
     started = time.perf_counter()
     settings = {"profile": profile, "seed": seed, "device": "cpu", "dtypes": (), "call_seconds": 30.0, "named": ()}
     settings, added = with_plugins(settings), plugged()
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # other libraries import keras, before its adapter could say so
     judges: Judges = Pool(workers or min(os.cpu_count() or 1, 4), settings, max_memory)
     if cluster is not None:
         there = workers_of(cluster, workers, seconds=model_seconds, max_memory=max_memory, folder=out)
