@@ -1,0 +1,42 @@
+"""The page of the table's verdicts on other seeds follows from the two tables that are kept, and tells what turned."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    found = importlib.util.spec_from_file_location("repeated_table", ROOT / "benchmarks" / "repeated_table.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_two_tables_say(script: ModuleType) -> None:
+    page = (ROOT / "reports" / "gallery" / "table" / "repeated.md").read_text(encoding="utf-8")
+    assert page == script.page(script.rows(script.PUBLISHED), script.rows(script.REPEATED))
+
+
+def test_a_verdict_that_turns_is_counted(script: ModuleType) -> None:
+    before = {("precede", "2", "nothing"): ("base", "1"), ("precede", "2", "residual"): ("hurts", "0.8 [0.7, 0.9]"),
+              ("precede", "2", "LayerNorm"): ("no evidence, unstable (60 % repeat)", "0.9 [0.8, 1.0]")}  # fmt: skip
+    turned = before | {("precede", "2", "residual"): ("no evidence", "0.9 [0.8, 1.0]")}
+    assert "1 of 2 verdicts are the same" in script.page(before, turned)
+    assert "of the 1 that the table does not call unstable, 0" in script.page(before, turned)
+    with pytest.raises(ValueError, match="hold other rows"):
+        script.page(before, {})
+
+
+def test_what_is_no_table_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "table.md").write_text("nothing", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no table of parts"):
+        script.rows(tmp_path / "table.md")
