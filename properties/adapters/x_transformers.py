@@ -43,7 +43,14 @@ def build_pair(config: Any, **options: Any) -> nn.Module:
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     """Call a wrapper on tokens `[B, T]`; attention_mask `[B, T]` True = may attend, as its own."""
-    return model(tokens, mask=attention_mask)
+    return model(tokens, mask=attention_mask, **_begun(attention_mask))
+
+
+def _begun(attention_mask: Any) -> dict[str, Any]:
+    """Say where each sequence begins that is padded on the left, as `generate` does for prompts of several lengths."""
+    if attention_mask is None or bool(attention_mask[:, 0].all()):
+        return {}
+    return {"seq_start_pos": (~attention_mask).long().cumprod(-1).sum(-1)}
 
 
 def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None) -> Any:
