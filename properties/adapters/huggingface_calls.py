@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from veriformer.properties.adapters.huggingface_backends import call, prepared
+from veriformer.properties.adapters.huggingface_facts import POSITIONS_HANDED_ON
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
 
 
@@ -137,7 +138,7 @@ def _given(model: Any, tokens: Any, mask: Any, *, counted: bool = False, start: 
     given: dict[str, Any] = {"input_ids": tokens}
     if mask is not None and "attention_mask" in takes:
         given["attention_mask"] = mask.long()
-    if mask is not None and counted and "position_ids" in takes:
+    if mask is not None and counted and ("position_ids" in takes or model.config.model_type in POSITIONS_HANDED_ON):
         given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
     if "use_cache" in takes:
         given["use_cache"] = False

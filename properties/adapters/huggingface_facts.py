@@ -30,6 +30,8 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     **{
         key: {"attention_scale": 256 ** (-0.5)} for key in ("gemma2", "vaultgemma")
     },  # query_pre_attn_scalar, by default
+    # its attention is over the stream and the embeddings side by side, in heads of twice the width: `head_dim / 2`
+    **{key: {"attention_scale": "1/sqrt(d_head/2)"} for key in ("zamba", "zamba2")},
     "flint": {"sink": True},
     # YaRN multiplies both by 0.1 log(factor) + 1, and its default factor is 32; SIZES leaves heads of 8 channels
     "gpt_oss": {"sink": True, "attention_scale": (0.1 * math.log(32) + 1) ** 2 / 8**0.5},
@@ -81,6 +83,9 @@ SIZES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "codegen": {"num_heads": (4,)},  # its heads are split over four parts of the released TPU layout
 }
 """Model type to sizes that it is limited to."""
+
+POSITIONS_HANDED_ON = frozenset({"whisper"})
+"""Model types whose causal model hands `position_ids` on to its decoder, and does not name them in its signature."""
 
 ENCODERS = frozenset({"cpmant", "xlnet"})
 """Model types registered for language modelling whose stack is called as an encoder."""

@@ -234,6 +234,6 @@ SHIPPED = {
         build=build_encoder,
         forward=partial(encode, causal=True),
         mask_forms=("padding",),
-        declares={"causal": True},
+        declares={"causal": True, "padding_side": "right"},  # on the left a query is left without a key: NaN
     ),
 }

@@ -23,7 +23,7 @@ def _nystrom(label: str, **options: Any) -> Subject:
     return Subject(
         kind="self_attention", name=f"nystrom-attention NystromAttention ({label})",
         build=partial(build_nystrom, **options), forward=call_with_mask, mask_forms=("padding",),
-        declares={"causal": False},
+        declares={"causal": False, "structure": "other"},  # three products of fewer keys, and a pseudo-inverse
     )  # fmt: skip
 
 

@@ -76,6 +76,6 @@ SHIPPED = {
     "text-bidirectional": Subject(
         kind="encoder", name="open_clip TextTransformer (bidirectional, padded)",
         build=partial(build_text, no_causal_mask=True, use_pad_mask=True), forward=encode_padded_text,
-        declares={"causal": False},
+        declares={"causal": False, "padding_side": "right"},  # its tokenizers pad behind the text
     ),
 }  # fmt: skip

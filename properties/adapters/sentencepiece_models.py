@@ -74,7 +74,7 @@ SHIPPED = {
         words=whole_text,
         vocabulary=vocabulary,
         scores=scores,
-        declares={"algorithm": "unigram"},
+        declares={"algorithm": "unigram", "reversible": False},  # without bytes, what its text lacks is unknown
     ),
     "bpe-bytes": Subject(
         kind="tokenizer",

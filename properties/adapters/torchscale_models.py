@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -89,14 +90,26 @@ def cached(model: Any, chunks: Any) -> Any:
     return torch.cat(outputs, dim=1)
 
 
+def _facts(options: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if not options.get("rel_pos_buckets") and not options.get("xpos_rel_pos"):
+        facts["positions"] = "none"  # they are the caller's (`embed_positions`), as the sequence's embeddings are
+    if options.get("deepnorm"):
+        facts["structure"] = "other"  # DeepNorm multiplies the stream by alpha before each sum
+    return facts
+
+
 def _encoder(label: str, **options: Any) -> Subject:
     return Subject(kind="encoder", name=f"torchscale Encoder ({label})", build=partial(build_encoder, **options),
-                   forward=encode, declares={"causal": False})  # fmt: skip
+                   forward=encode, declares={"causal": False, **_facts(options)})  # fmt: skip
 
 
 def _decoder(label: str, **options: Any) -> Subject:
-    return Subject(kind="decoder", name=f"torchscale Decoder ({label})", build=partial(build_decoder, **options),
-                   forward=decode, cache=cached)  # fmt: skip
+    return Subject(
+        kind="decoder", name=f"torchscale Decoder ({label})", build=partial(build_decoder, **options), forward=decode,
+        cache=cached,
+        declares={"padding_side": "right", **_facts(options)},  # on the left a query is left without a key: NaN
+    )  # fmt: skip
 
 
 SHIPPED = {

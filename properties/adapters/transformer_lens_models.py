@@ -54,7 +54,11 @@ def cached(model: Any, chunks: Any) -> Any:
 
 
 _WINDOW = 3
-_FACTS: Mapping[str, Mapping[str, Any]] = {"local": {"window": _WINDOW}}
+_FACTS: Mapping[str, Mapping[str, Any]] = {
+    "local": {"window": _WINDOW},
+    # positions are added to queries and keys of every layer and not to values: the norm is not the last before them
+    "shortformer": {"structure": "other", "norm": "other"},
+}
 _SHAPES: Mapping[str, dict[str, Any]] = {
     "gpt2": {"normalization_type": "LN"},
     "no-norm": {"normalization_type": None},

@@ -43,7 +43,16 @@ def build_pair(config: Any, **options: Any) -> nn.Module:
 
 def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
     """Call a wrapper on tokens `[B, T]`; attention_mask `[B, T]` True = may attend, as its own."""
-    return model(tokens, mask=attention_mask)
+    return model(tokens, mask=attention_mask, **_begun(attention_mask))
+
+
+def _begun(attention_mask: Any) -> dict[str, Any]:
+    """Say where each sequence begins that is padded on the left, as `generate` does for prompts of several lengths."""
+    if attention_mask is None:
+        return {}
+    hidden = (~attention_mask).long().cumprod(-1).sum(-1)
+    starts = hidden % attention_mask.shape[1]  # a row that is hidden altogether begins nowhere
+    return {"seq_start_pos": starts} if bool(starts.any()) else {}
 
 
 def forward_pair(model: Any, source: Any, target: Any, source_mask: Any = None) -> Any:
@@ -154,6 +163,11 @@ _DECLARED: Mapping[str, dict[str, Any]] = {
     "decoder-window": {"window": 4},  # max_attend_past=3: three tokens and itself
     "decoder-window-flash": {"window": 4},
     "encoder-window": {"sparse": True},  # of the past alone: what comes later is all seen
+    "decoder-head-sink": {"sink": True},
+    "decoder-top-k": {"sparse": True, "min_length": 2},  # it asks for k keys, and raises on fewer (its page)
+    "decoder-macaron": {"structure": "other"},  # its feed-forward networks are added by half (`Scale(0.5, layer)`)
+    "decoder-pre-and-post-norm": {"norm": "other"},  # a norm behind each sublayer and another before the next one
+    "decoder-tied": {"structure": "other"},  # tied logits are multiplied by `tie_embedding_scale`, 1/sqrt(dim)
 }
 """Documented behaviour, by subject; what is not here is probed."""
 

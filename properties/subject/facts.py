@@ -58,6 +58,7 @@ SCALES: Mapping[str, Callable[[int, int], float]] = {
     "1/d_head": lambda d_head, d_model: 1.0 / d_head,
     "1/sqrt(d_model)": lambda d_head, d_model: d_model**-0.5,
     "1": lambda d_head, d_model: 1.0,
+    "1/sqrt(d_head/2)": lambda d_head, d_model: (d_head / 2) ** -0.5,  # heads of two sequences side by side, as Zamba's
 }
 """Named attention scales as functions of (d_head, d_model); a number may be declared instead."""
 
