@@ -13,6 +13,7 @@ _FALLING = 0.1
 """Share of the whole fall of the loss that is left for the last fifth of a training that was cut off."""
 
 _LEAST_POINTS = 10
+_LEAST_SEEDS = 3
 _TURNED = 0.9
 """Share of seeds whose metric went the wrong way while the loss fell."""
 
@@ -33,28 +34,27 @@ def _of_chance(row: Row) -> Iterator[str]:
 
 
 def _of_the_end(row: Row) -> Iterator[str]:
-    """Tell that the loss was still falling: the mean of the last tenth is well below that of the tenth before it."""
+    """Tell that the loss was still falling: in its last fifth below the one before it, by more than seeds scatter."""
     falls = [fall for record in row.records if (fall := _last_fall(record)) is not None]
-    share = statistics.median(falls) if falls else 0.0
-    if share > _FALLING and not row.at_ceiling:
+    if len(falls) < _LEAST_SEEDS or row.at_ceiling:
+        return
+    last = [fall for fall, _ in falls]
+    share = statistics.fmean(last) / statistics.fmean(whole for _, whole in falls)
+    if share > _FALLING and statistics.fmean(last) > 2 * statistics.stdev(last) / math.sqrt(len(last)):
         yield (
             f"{row.task.name}: the loss was still falling when training ended, by {share:.0%} of its whole fall in the "
             "last fifth: what is compared is how fast they learn; give more steps"
         )
 
 
-def _last_fall(record: Any) -> float | None:
-    """Return the share of the whole fall of a loss that its last fifth makes; None where it is not known or no fall."""
+def _last_fall(record: Any) -> tuple[float, float] | None:
+    """Return by how much a loss falls from its last fifth but one to its last, and in all; None where it does not."""
     losses = record.get("curves", {}).get("loss") or []
     if len(losses) < _LEAST_POINTS or any(x is None for x in losses):
         return None
     fifth = len(losses) // 5
     start, before, end = map(statistics.fmean, (losses[:fifth], losses[-2 * fifth : -fifth], losses[-fifth:]))
-    steps = [a - b for a, b in zip(losses[-2 * fifth :], losses[1 - 2 * fifth :], strict=False)]
-    scatter = statistics.pstdev(steps) / math.sqrt(fifth) if len(steps) > 1 else 0.0
-    if start <= end or before - end <= 2 * scatter:
-        return None
-    return (before - end) / (start - end)
+    return (before - end, start - end) if start > end else None
 
 
 def _of_the_direction(row: Row) -> Iterator[str]:

@@ -99,7 +99,6 @@ SHIPPED = {
     "attention-qk-norm-eager": _attention(
         "query-key norm, AttnProcessor", processor="AttnProcessor", qk_norm="layer_norm"
     ),
-    "attention-qk-norm-across": _attention("query-key norm across heads", qk_norm="rms_norm_across_heads"),
     "attention-residual": _attention("residual", residual_connection=True, bias=True),
     "attention-cross": _attention(
         "cross", kind="cross_attention", forward=attend_across, cross_attention_dim=lambda c: c.d_model
