@@ -189,7 +189,7 @@ def test_what_the_metric_is_measured_on_is_told() -> None:
     )
     assert any("the most frequent label 0, is right in 9" in q for q in questions(data=rare))
     few = {"data": drawn, "chance": 0.9}
-    assert any("chance is given as 0.9, and no constant answer is right in more than 5" in q for q in questions(**few))
+    assert any("chance is given as 0.9, and no constant answer is right in over 5" in q for q in questions(**few))
     assert any("when it is evaluated again" in q for q in questions(build=Dropping, data=drawn))
 
 

@@ -68,7 +68,7 @@ def _of_the_labels(task: Task, batches: list[Any]) -> Iterator[str]:
     scatter = 3 * math.sqrt(task.chance * (1 - task.chance) / len(every))  # of the share of one label, by luck
     if share < task.chance - _MORE_THAN_CHANCE - scatter:
         yield (
-            f"{task.name}: chance is given as {task.chance:.4g}, and no constant answer is right in more than {share:.0%} "
+            f"{task.name}: chance is given as {task.chance:.4g}, and no constant answer is right in over {share:.0%} "
             "of the held-out samples: is it that of another number of classes? What learns may count as dead"
         )
     if share > task.chance + _MORE_THAN_CHANCE + scatter:
