@@ -369,7 +369,7 @@ STUDIES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: own(variants=[Variant("a", recipe={"lr": 1})]),
         "variant 'a' has 'lr' in its recipe",
     ),
-    "name": (lambda: own(name="a/b"), "letters, digits"),
+    "name": (lambda: own(name="/"), "letters, digits"),
     "edit": (lambda: own(variants=[Variant("a", edits=("no head",))]), "has the edit 'no head'"),
     "no data": (lambda: Task(name="t"), "neither data nor sample"),
     "nothing to test on": (lambda: Task(name="t", data=[draw(0, 0)]), "has no held_out"),
@@ -451,7 +451,8 @@ def test_the_other_variants_go_on_and_the_record_is_whole(tmp_path: Path) -> Non
     assert [row["variant"] for row in told["rows"]] == ["base", "wide"]
     assert (told["missing"], record["trials"]["missing"]) == (2, 2)
     assert told["notes"] == [
-        "wide: 0% of the parameters start as the base's of the same seed do; the data is the same for all"
+        "wide: it has 3.12 times more parameters than the base, 706 against 226: what is compared is their size, too",
+        "wide: 0% of the parameters start as the base's of the same seed do; the data is the same for all",
     ]
     assert told["tasks"][0]["metric"] == "error"
     assert told["tasks"][0]["chance"] is None
