@@ -47,8 +47,11 @@ def forward(model: Any, tokens: Any, attention_mask: Any = None) -> Any:
 
 
 def _begun(attention_mask: Any) -> dict[str, Any]:
-    """Say where each sequence begins that is padded on the left, as `generate` does for prompts of several lengths."""
-    if attention_mask is None:
+    """Say where each sequence begins that is padded on the left, as `generate` does for prompts of several lengths.
+
+    Only where nothing else is hidden: positions inside of a sequence are none that a beginning says.
+    """
+    if attention_mask is None or not bool((attention_mask[:, 1:] >= attention_mask[:, :-1]).all()):
         return {}
     hidden = (~attention_mask).long().cumprod(-1).sum(-1)
     starts = hidden % attention_mask.shape[1]  # a row that is hidden altogether begins nowhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,15 +55,18 @@ def _read(call: ModuleCall, limit: float) -> NormCall:
     x, y = given.reshape(-1, width), made.reshape(-1, width)
     own = held_eps(call.part)
     for kind in ("layer", "rms"):
-        for eps in _EPS if own is None else (own, *_EPS):
-            if fits(y, normalised(x, kind, eps), limit):
-                return NormCall(call.place, call.part, kind, given, made, eps, call.when)
+        if own is not None and fits(y, normalised(x, kind, own), limit):
+            return NormCall(call.place, call.part, kind, given, made, own, call.when)
+        # the nearest one: without any, a token of zeros would be no number
+        apart, eps = min((misfit(y, normalised(x, kind, e)), e) for e in _EPS)
+        if apart <= limit:
+            return NormCall(call.place, call.part, kind, given, made, eps, call.when)
     return NormCall(call.place, call.part, "", given, made, own or 0.0, call.when)
 
 
 def held_eps(part: nn.Module) -> float | None:
     """Return the eps that a norm holds as an attribute; None where it is written in its code, or there is none."""
-    names = ("eps", "variance_epsilon")
+    names = ("eps", "variance_epsilon", "epsilon")
     return next((v for name in names if isinstance(v := getattr(part, name, None), float)), None)
 
 
@@ -84,9 +88,8 @@ def kind_between(given: Tensor, made: Tensor, limit: float) -> str:
 def held(norm: NormCall) -> tuple[Tensor, Tensor]:
     """Return the gain and the bias `[D]` that a norm holds, float64; ones and zeros where it has none."""
     width = norm.given.shape[-1]
-    vectors = [
-        (n, p.detach().cpu().double()) for n, p in norm.part.named_parameters(recurse=False) if p.shape == (width,)
-    ]
+    own = list(norm.part.named_parameters(recurse=False)) or norm.part.named_parameters()  # keras keeps them in a dict
+    vectors = [(n, p.detach().cpu().double()) for n, p in own if p.shape == (width,)]
     shifts = [v for n, v in vectors if any(word in n for word in ("bias", "beta", "shift"))]
     gains = [v for _, v in vectors if not any(v is s for s in shifts)]
     ones, zeros = torch.ones(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
@@ -111,11 +114,17 @@ def normalised(x: Tensor, kind: str, eps: float) -> Tensor:
 
 def fits(made: Tensor, plain: Tensor, limit: float) -> bool:
     """Whether a gain and a bias a channel explain tokens `[N, D]` by normalised ones; fewer than four say nothing."""
+    return misfit(made, plain) <= limit
+
+
+def misfit(made: Tensor, plain: Tensor) -> float:
+    """Return what a gain and a bias a channel leave of tokens `[N, D]`, relative to their size; infinite if too few."""
     if len(made) < 4:
-        return False
+        return math.inf
     middle, base = plain - plain.mean(0), made - made.mean(0)
     gain = (middle * base).sum(0) / middle.square().sum(0).clamp(min=1e-300)
-    return bool((base - gain * middle).abs().amax() <= limit * made.abs().amax())
+    error = (base - gain * middle).abs().amax() / made.abs().amax().clamp(min=1e-300)
+    return float(error) if bool(error.isfinite()) else math.inf
 
 
 def are_same_tokens(one: Tensor, other: Tensor, limit: float) -> bool:
