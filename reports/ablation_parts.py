@@ -118,8 +118,8 @@ def words(table: Table) -> list[str]:
         f"at' counts settings at which every tuning seed went {100 * table['learned']:.0f} % of the way from chance.",
         "Dead: seeds that ended at chance. The verdict compares a row at its best with nothing removed at its best, "
         "seed by seed. Forced: a theorem, checked exactly on every trained model; such a row has a seed for each "
-        "setting of the sweep. Unstable: drawn again from its own seeds, the verdict repeats in "
-        f"less than {100 * REPEATS:.0f} % of the draws.",
+        "setting of the sweep. Unstable: drawn again from its own seeds and those of rows like it, the verdict repeats "
+        f"in less than {100 * REPEATS:.0f} % of the draws.",
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from veriformer.ablations.tasks import TASKS
 from veriformer.ablations.trials.trial import Trial
 from veriformer.ablations.verdicts.costs import cost_of
 from veriformer.ablations.verdicts.rows import Records, Row, compare, verdict
-from veriformer.ablations.verdicts.stability import repeats
+from veriformer.ablations.verdicts.stability import repeats, shows_nothing
 
 DEVICES = ("cpu", "cuda")
 Get = Callable[[Iterable[str]], Found]
@@ -103,7 +103,7 @@ def _of_device(stages: Stages, found: Found) -> tuple[list[dict[str, Any]], list
     design = stages.design
     lines: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []
-    compared: list[tuple[dict[str, Any], Row]] = []
+    compared: list[tuple[Cell, dict[str, Any], Row]] = []
     base: Records | None = None
     for cell in design.cells():
         at_best, line = _line(stages, cell, found, trials)
@@ -113,10 +113,11 @@ def _of_device(stages: Stages, found: Found) -> tuple[list[dict[str, Any]], list
         if at_best and base and len(base) >= len(at_best):  # seeds of a theorem's row are the first of the others'
             paired = base[: len(at_best)] if cell.removed else None
             row = Row(TASKS[cell.task], "", "", at_best, paired, cell.is_forced)
-            compared.append((line, row))
-    compare([row for _, row in compared], {"": number_of_tests(design)})
-    for line, row in compared:
+            compared.append((cell, line, row))
+    compare([row for *_, row in compared], {"": number_of_tests(design)})
+    for _, line, row in compared:
         line["verdict"] = verdict(row)
+    for cell, line, row in compared:
         if row.base is None or row.accuracy is None:
             continue
         line["difference"] = _interval(row.accuracy.difference)
@@ -124,8 +125,21 @@ def _of_device(stages: Stages, found: Found) -> tuple[list[dict[str, Any]], list
         line["p"], line["p_holm"] = row.accuracy.p, None if row.is_forced else row.accuracy_holm
         if not row.is_forced and row.is_decidable:
             share = row.accuracy.p / row.accuracy_holm if row.accuracy_holm > 0 else 1.0
-            line["repeats"] = repeats([r["accuracy"] for r in row.base], row.values("accuracy"), share)
+            beside = [(t, r) for c, t, r in compared if c is not cell and c.removed and _is_beside(c, cell)]
+            others = [_differences(r) for t, r in beside if shows_nothing(t["verdict"])] * shows_nothing(
+                line["verdict"]
+            )
+            line["repeats"] = repeats([r["accuracy"] for r in row.base], row.values("accuracy"), share, others)
     return lines, trials
+
+
+def _is_beside(cell: Cell, other: Cell) -> bool:
+    """Whether two cells are of one task and depth, and no theorem settles them."""
+    return (cell.task, cell.num_layers, cell.is_forced, other.is_forced) == (other.task, other.num_layers, False, False)
+
+
+def _differences(row: Row) -> list[float]:
+    return [v["accuracy"] - b["accuracy"] for b, v in zip(row.base or (), row.records, strict=False)]
 
 
 def _line(

@@ -28,7 +28,7 @@ from veriformer.ablations.table.stages import Stages, choose
 from veriformer.ablations.table.telling import tell, warnings_before
 from veriformer.ablations.trials.recipe import Recipe
 from veriformer.ablations.verdicts.machine import machine
-from veriformer.ablations.verdicts.stability import repeats
+from veriformer.ablations.verdicts.stability import repeats, shows_nothing
 from veriformer.cli.ablate import status_of
 from veriformer.cli.main import main
 from veriformer.reports.ablation import figures, latex, markdown, page, write_report
@@ -208,6 +208,17 @@ def test_a_verdict_that_hangs_on_one_seed_does_not_repeat() -> None:
     assert repeats([1.0] * 24, [1.0] * 24) == 1.0
     assert repeats([1.0] * 24, [0.5] * 5 + [1.0] * 19) < 0.95
     assert repeats([1.0] * 24, [0.5] + [1.0] * 23) < 0.95
+    same, rare, worse = [0.0] * 12, [0.0] * 11 + [-0.5], [-0.5] * 12
+    assert repeats([1.0] * 12, [1.0] * 12, alike=[same, same]) == 1.0
+    assert repeats([1.0] * 12, [1.0] * 12, alike=[same, rare]) < 0.95
+    assert repeats([1.0] * 12, [1.0] * 12, alike=[worse]) == 1.0, "another effect is no kind of seed"
+    assert repeats([1.0] * 12, [0.5] * 12, alike=[same]) == 1.0
+    assert [shows_nothing(v) for v in ("alike if alive", "no evidence", "hurts", "helps, slower")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_too_few_seeds_are_announced() -> None:
