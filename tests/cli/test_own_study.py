@@ -268,6 +268,6 @@ def test_a_change_that_reaches_nothing_and_data_that_do_not_repeat_are_said(veri
         "                 tasks=[Task(name='sum', data=other, chance=0.5)], variants=[Variant('one')])\n"
     )
     out = veriformer("ablate", "study.py:study", "--seeds", "2", "--out", str(tmp_path / "out")).stdout
-    assert "no gate: every seed came out as those of gate did, to the last digit" in " ".join(out.split())
+    assert "no gate: every seed came out exactly the same as gate's, to the last digit" in " ".join(out.split())
     out = veriformer("ablate", "study.py:careless", "--seeds", "2", "--out", str(tmp_path / "o2")).stdout
     assert "sum gave other data when it was asked again for the same seed" in " ".join(out.split())
