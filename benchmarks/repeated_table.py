@@ -1,7 +1,7 @@
 """Which verdicts of the table of parts repeat on seeds that neither it nor its sweep used.
 
     veriformer ablate --first-seed 3000 --out FOLDER
-    cp FOLDER/table.md reports/gallery/table/other-seeds.md
+    cp FOLDER/table.md reports/gallery/table/other-seeds-3000.md
     python benchmarks/repeated_table.py > reports/gallery/table/repeated.md
 
 Best settings are found by the same tuning seeds in both runs: what differs are the seeds that report.
@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 GALLERY = Path(__file__).resolve().parent.parent / "reports" / "gallery" / "table"
-PUBLISHED, REPEATED = GALLERY / "table.md", GALLERY / "other-seeds.md"
+PUBLISHED = GALLERY / "table.md"
 
 Row = tuple[str, str]
 """Verdict and accuracy at its best."""
@@ -38,52 +38,69 @@ def rows(path: Path) -> dict[tuple[str, str, str], Row]:
     return found
 
 
-def page(published: dict[tuple[str, str, str], Row], repeated: dict[tuple[str, str, str], Row]) -> str:
-    """Return the page: each verdict twice, those of theorems and of the rows that others are held against left out.
+Table = dict[tuple[str, str, str], Row]
+
+
+def page(published: Table, repeated: dict[str, Table]) -> str:
+    """Return the page: each verdict and those of other seeds, without theorems and rows that others are held against.
+
+    Args:
+        published: the table.
+        repeated: the others by their first seed.
 
     Raises:
-        ValueError: the two hold other rows.
+        ValueError: they hold other rows.
     """
-    if set(published) != set(repeated):
-        raise ValueError("the two tables hold other rows: run `veriformer ablate --first-seed N` without a filter")
-    lines, same, stable, stable_same = [], 0, 0, 0
-    for key, before in published.items():
-        after = repeated[key]
-        kinds = [row[0].partition(",")[0].partition(" (")[0] for row in (before, after)]
-        if kinds[0] in ("base", "forced"):
-            continue
-        is_stable = "unstable" not in before[0]
-        same += kinds[0] == kinds[1]
-        stable += is_stable
-        stable_same += is_stable and kinds[0] == kinds[1]
-        lines.append("| " + " | ".join((*key, before[0], after[0], before[1], after[1])) + " |")
+    if not repeated or any(set(published) != set(other) for other in repeated.values()):
+        raise ValueError("the tables hold other rows: run `veriformer ablate --first-seed N` without a filter")
+    judged = {key: row for key, row in published.items() if _kind(row) not in ("base", "forced")}
+    stable = [key for key, row in judged.items() if "unstable" not in row[0]]
+    told = []
+    for first, other in repeated.items():
+        same = {key for key, row in judged.items() if _kind(row) == _kind(other[key])}
+        told.append(
+            f"On seeds from {first} on {len(same)} of {len(judged)} verdicts are the same; of the {len(stable)} that "
+            f"the table does not call unstable, {len(same & set(stable))}."
+        )
+    head = ["task", "depth", "without", "table", *(f"seeds from {first}" for first in repeated)]
+    lines = [
+        (*key, *(f"{verdict}; {accuracy}" for verdict, accuracy in (row, *(t[key] for t in repeated.values()))))
+        for key, row in judged.items()
+    ]
     return "\n".join(
         [
             "# The table's verdicts on other seeds",
             "",
-            f"{same} of {len(lines)} verdicts are the same on seeds that neither the table nor its sweep used; of the "
-            f"{stable} that the table does not call unstable, {stable_same}. Rows that are theorems, and the rows that "
-            "others are held against, are left out. Made by",
+            f"{' '.join(told)} Neither the table nor its sweep used them. Rows that are theorems, and the rows that "
+            "others are held against, are left out; behind a verdict stands the accuracy at the best setting. Made by",
             "",
             "```console",
-            "$ veriformer ablate --first-seed 3000 --out FOLDER",
-            "$ cp FOLDER/table.md reports/gallery/table/other-seeds.md",
+            *(f"$ veriformer ablate --first-seed {first} --out FOLDER-{first}" for first in repeated),
+            *(f"$ cp FOLDER-{first}/table.md reports/gallery/table/other-seeds-{first}.md" for first in repeated),
             "$ python benchmarks/repeated_table.py > reports/gallery/table/repeated.md",
             "```",
             "",
-            "| task | depth | without | table | other seeds | at its best | on other seeds |",
-            "|---|---|---|---|---|---|---|",
-            *lines,
+            "| " + " | ".join(head) + " |",
+            "|" + "---|" * len(head),
+            *("| " + " | ".join(cells) + " |" for cells in lines),
             "",
         ]
     )
 
 
+def _kind(row: Row) -> str:
+    return row[0].partition(",")[0].partition(" (")[0]
+
+
+def kept() -> dict[str, Table]:
+    """Return the tables of other seeds that are kept beside the table, by their first seed."""
+    return {file.stem.rpartition("-")[2]: rows(file) for file in sorted(GALLERY.glob("other-seeds-*.md"))}
+
+
 def main() -> None:
     """Print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", type=Path, nargs="?", default=REPEATED, help="table.md of a run with --first-seed")
-    print(page(rows(PUBLISHED), rows(parser.parse_args().table)), end="")
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    print(page(rows(PUBLISHED), kept()), end="")
 
 
 if __name__ == "__main__":
