@@ -52,22 +52,6 @@ def _cost(task_name: str, config: str, edits: tuple[str, ...], batch: int) -> di
     return {"parameters": sum(p.numel() for p in model.parameters()), "flops": (1 + BACKWARD) * flops}
 
 
-def same_start(trial: Trial, base: Trial) -> float | None:
-    """Return the share of an own model's parameters that start with the values that the base's have; None: not known.
-
-    Both are built from the same seed, but a part more or less draws random numbers, and all that is built after it
-    draws others.
-    """
-    return asked_apart(lambda: _same_start(trial, base), None)  # what is wrong was told where it was trained
-
-
-def _same_start(trial: Trial, base: Trial) -> float | None:
-    with at_home(trial):
-        one, other = (dict(built(parts_of(t), t, torch.device("cpu")).named_parameters()) for t in (trial, base))
-    same = [p.numel() for n, p in one.items() if n in other and torch.equal(p, other[n])]
-    return sum(same) / max(1, sum(p.numel() for p in one.values()))
-
-
 def _own_cost(trial: Trial) -> dict[str, int | None]:
     cost: dict[str, int | None] = {"parameters": None, "flops": None}
     with at_home(trial), torch.random.fork_rng(devices=[]):

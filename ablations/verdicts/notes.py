@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from veriformer.ablations.execution.plan import FIRST_SEED, apart
-from veriformer.ablations.studies.study import Setting, Study, Variant
+from veriformer.ablations.studies.study import Study, Variant
 from veriformer.ablations.training.own.differences import differences, untrained
 from veriformer.ablations.training.own.soundness import soundness
 from veriformer.ablations.trials.own import at_home, parts_of
 from veriformer.ablations.trials.own_process import asked_apart
 from veriformer.ablations.trials.trial import Trial
-from veriformer.ablations.verdicts.costs import same_start
 from veriformer.ablations.verdicts.learning import of_the_curves
 from veriformer.ablations.verdicts.rows import Row
 
@@ -53,9 +52,6 @@ def _of_the_code(study: Study, rows: Sequence[Row]) -> Iterator[tuple[str, str]]
             yield f"seeds are trained one by one: {why}", variant.name
         for line in _beside(study, trial, study.trial(task, setting, base, 0), variant):
             yield line, variant.name
-        share = 1.0 if variant is base else same_start(trial, study.trial(task, setting, base, 0))
-        if share is not None and share < 1:
-            yield _of_the_start(share, setting), variant.name
 
 
 def _soundness(trial: Trial, other: Trial) -> list[str]:
@@ -84,11 +80,6 @@ def _beside(study: Study, trial: Trial, base: Trial, variant: Variant) -> list[s
 
 def _outcome(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record[name] for name in ("accuracy", "loss", "loss_area", "max_loss"))
-
-
-def _of_the_start(share: float, setting: Setting) -> str:
-    where = f" ({setting.name})" if setting.name else ""
-    return f"{share:.0%} of the parameters start as the base's of the same seed do{where}; the data is the same for all"
 
 
 def _place(row: Row) -> tuple[str, str]:

@@ -33,8 +33,8 @@ def differences(parts: Parts, trial: Trial, base_parts: Parts, base: Trial, *, i
     Raises:
         OwnCodeError: the user's code raised.
     """
-    models = [built(p, t, _CPU) for p, t in ((parts, trial), (base_parts, base))]
-    found = list(_of_the_sizes(*models))
+    models = model, usual = built(parts, trial, _CPU), built(base_parts, base, _CPU)
+    found, start = list(_of_the_sizes(model, usual)), list(_of_the_starts(model, usual, trial))
     if is_other_model:
         found += _of_the_recipes(trial, base)
         if parts.optimizer is not base_parts.optimizer:
@@ -44,7 +44,7 @@ def differences(parts: Parts, trial: Trial, base_parts: Parts, base: Trial, *, i
                     f"its optimizer differs from the base's, besides its other change: {made[0]} against {made[1]}; "
                     "what is compared is both"
                 )
-    return found
+    return found + start
 
 
 def untrained(parts: Parts, trial: Trial) -> list[str]:
@@ -71,6 +71,21 @@ def _of_the_sizes(model: nn.Module, base: nn.Module) -> Iterator[str]:
             f"it has {ratio:.3g} times {word} parameters than the base, {one:,} against {other:,}: what is compared is "
             "their size, too"
         )
+
+
+def _of_the_starts(model: nn.Module, base: nn.Module, trial: Trial) -> Iterator[str]:
+    """Tell the share of parameters that start with the values that the base's have, where it is not all.
+
+    Both are built from the same seed, but a part more or less draws random numbers, and all that is built after it
+    draws others.
+    """
+    one, other = dict(model.named_parameters()), dict(base.named_parameters())
+    same = [p.numel() for n, p in one.items() if n in other and torch.equal(p, other[n])]
+    share = sum(same) / max(1, sum(p.numel() for p in one.values()))
+    where = f" ({trial.own.setting})" if trial.own is not None and trial.own.setting else ""
+    if share < 1:
+        told = f"{share:.0%} of the parameters start as the base's of the same seed do{where}"
+        yield f"{told}; the data is the same for all"
 
 
 def _of_the_recipes(trial: Trial, base: Trial) -> Iterator[str]:
