@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from veriformer.properties.bench.isolation import reseed
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
@@ -21,6 +22,15 @@ from veriformer.properties.subject.sizes import DrawnConfig
 
 SAMPLES = 4096
 FALSE_ALARM = 1e-9
+
+_EQUAL, _TIMES = 64, 8
+"""Equal samples in a call, and calls: where a whole batch is dropped at once, eight calls show several outcomes."""
+
+_MOST = 8
+"""Outcomes of three branches, each of them kept or dropped; entries dropped one by one have as many as samples."""
+
+_NEARLY = 1e-4
+"""Share of the root mean square by which equal samples of a batch may differ: rounding in float32, and far more."""
 
 
 @holds(
@@ -36,12 +46,14 @@ FALSE_ALARM = 1e-9
 )
 def stochastic_depth_is_right_on_average(case: Case) -> None:
     """The modules are told by their names (DropPath, StochasticDepth) and called by themselves: the expectation passes
-    through no nonlinearity. An implementation that does not scale declares `drop_path_scaled=False`.
+    through no nonlinearity. Of a layer that drops its branches by itself many equal samples show it. An implementation
+    that does not scale declares `drop_path_scaled=False`.
     """
     built = case.bench.pool.fresh(_at_a_rate(case), torch.float32)
     parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
     if not parts:
-        case.does_not_apply("no stochastic depth of a rate above 0 is found in it")
+        branches_are_scaled(case, built)
+        return
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     run = case.caller(built, *tensors, *inputs.extras, path=Path(mode="no_grad"))
@@ -77,6 +89,53 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def branches_are_scaled(case: Case, built: Built) -> None:
+    """Judge stochastic depth without a module of its own, by what becomes of many equal samples of a layer.
+
+    Whole branches that are dropped leave few outcomes; were those that are kept not scaled, the outcome of eval mode
+    would be among them. Two outcomes are those of a layer that is skipped as one (LayerDrop, Fan et al. 2020), which
+    scales nothing; more than `_MOST` come of dropout of entries.
+    """
+    none = "no stochastic depth of a rate above 0 is found in it"
+    if case.subject.kind != "layer" or not isinstance(built.module, nn.Module):
+        case.does_not_apply(none)
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    x = inputs.tensors[0][:1].expand(_EQUAL, -1, -1).contiguous().to(case.bench.device)
+
+    def run(seed: int, *, training: bool = True) -> Tensor:
+        with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
+            reseed(seed)
+            path = Path(mode="no_grad", training=training)
+            return case.call(built, x, *inputs.tensors[1:], *inputs.extras, path=path).clone()
+
+    rows = run(0)
+    if len(outcomes(rows)) > _MOST or torch.equal(rows, run(1)):
+        case.does_not_apply(none)
+    still = run(0, training=False)[:1]
+    found = case.apply(outcomes, torch.cat([rows, *(run(seed) for seed in range(1, _TIMES))]))
+    if case.subject.fact("drop_path_scaled", True) is False or not 2 < len(found) <= _MOST:
+        case.does_not_apply(none)
+    case.witness()
+    nearest = found[(found - still).abs().flatten(1).amax(1).argmin()]
+    case.differs(
+        nearest,
+        still[0],
+        "branches that are kept in train mode are what they are in eval mode, though others are dropped",
+        cause=lambda: "what is kept is not divided by the share kept",
+        asks=("drop_path_scaled", False),
+    )
+
+
+def outcomes(rows: Tensor) -> Tensor:
+    """Return rows `[N, ...]` without those that are another one's again, up to rounding."""
+    nearly = _NEARLY * float(rows.square().mean().sqrt())
+    found: list[Tensor] = []
+    while len(rows) and len(found) <= _MOST:
+        found.append(rows[0])
+        rows = rows[(rows - rows[0]).abs().flatten(1).amax(1) > nearly]
+    return torch.stack(found)
 
 
 def _at_a_rate(case: Case) -> DrawnConfig:

@@ -119,3 +119,44 @@ def unscaled() -> Subject:
         return x * (torch.rand_like(x) >= model.rate)
 
     return network(drop)
+
+
+class Branches(nn.Module):
+    """A layer that drops its branches by itself, for whole samples."""
+
+    def __init__(self, config: DrawnConfig, keep: Callable[[Tensor, float], Tensor]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model) for _ in range(2))
+        self.attention = nn.MultiheadAttention(config.d_model, config.num_heads, batch_first=True)
+        self.up, self.down = nn.Linear(config.d_model, config.d_ff), nn.Linear(config.d_ff, config.d_model)
+        self.rate, self.keep = config.dropout, keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        x = x + self.drop(self.attention(y, y, y, need_weights=False)[0])
+        return x + self.drop(self.down(functional.relu(self.up(self.norms[1](x)))))
+
+    def drop(self, x: Tensor) -> Tensor:
+        if not self.training or not self.rate:
+            return x
+        return self.keep(x * (torch.rand(len(x), 1, 1) >= self.rate), self.rate)
+
+
+def scaled(x: Tensor, rate: float) -> Tensor:
+    return x / (1 - rate)
+
+
+@fault(
+    "droppath-inside",
+    "A layer drops its branches by itself and does not scale those that it keeps",
+    killed_by=("droppath.expectation",),
+    cause="not divided by the share kept",
+)
+def branches_unscaled() -> Subject:
+    keep = put(lambda x, rate: x, instead_of=scaled)
+    return Subject(
+        kind="layer",
+        build=lambda c: Branches(c, keep),
+        forward=lambda m, x: m(x),
+        declares={"causal": False, "drop_path_scaled": True},
+    )

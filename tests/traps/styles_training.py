@@ -143,3 +143,55 @@ def inference_only() -> Subject:
         kind="decoder", build=_Served, forward=lambda m, tokens: m(tokens),
         declares={"inference_only": True, "positions": "sinusoidal", "tied": False},
     )  # fmt: skip
+
+
+@trap(
+    "style-skipped-layers",
+    "In train mode whole layers are skipped, which scales nothing",
+    "Fan et al. 2020 (LayerDrop)",
+)
+def skipped_layers() -> Subject:
+    class Skipped(nn.Module):
+        def __init__(self, width: int, heads: int, inner: int, rate: float) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(width, heads, inner, 0.0, batch_first=True)
+            self.rate = rate
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and float(torch.rand(())) < self.rate:
+                return x
+            return self.layer(x)
+
+    return Subject(
+        kind="layer",
+        build=lambda c: Skipped(c.d_model, c.num_heads, c.d_ff, c.dropout),
+        forward=lambda m, x: m(x),
+    )
+
+
+@trap(
+    "style-dropped-branches", "A layer drops its branches by itself, for the whole batch at once", "Huang et al. 2016"
+)
+def dropped_branches() -> Subject:
+    class Layer(nn.Module):
+        def __init__(self, width: int, heads: int, inner: int, rate: float) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+            self.network = _Expert(width, inner, 0.0)
+            self.rate = rate
+
+        def dropped(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return x
+            return x * 0 if float(torch.rand(())) < self.rate else x / (1 - self.rate)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x + self.dropped(self.attention(x, x, x, need_weights=False)[0]))
+            return self.second(x + self.dropped(self.network(x)))
+
+    return Subject(
+        kind="layer",
+        build=lambda c: Layer(c.d_model, c.num_heads, c.d_ff, c.dropout),
+        forward=lambda m, x: m(x),
+    )

@@ -43,6 +43,7 @@ LONGER = {
     "BA-loss-tail": 64,
     "CM02": 62,
     "EM07": 100,
+    "droppath-inside": 80,
     "EX02": 100,
     "TL-backward-mask": 62,
     "TL-empty-uniform": 62,
@@ -51,7 +52,7 @@ LONGER = {
     "reach-window-pages": 71,
     "reach-samples": 68,
 }
-"""Faults whose script is longer, each with its bound: directions of many parameters, and bounds of every step.
+"""Faults whose script is longer, each with its bound: directions of many parameters, bounds of every step, many calls.
 
 Those of 62 have 59 and 60, which a longer word in what is told of the case would break.
 """
