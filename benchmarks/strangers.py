@@ -1,10 +1,12 @@
 """What is said of code that nobody here has written: pairs of a wrong and a right implementation, and right models.
 
 python benchmarks/strangers.py [--profile quick] [--seeds 0] [--only SET ...] [--store FILE] > strangers.md
+python benchmarks/strangers.py --only traps right right2 --profile standard --seeds 0 1 2
 
 The sets stand in `tests/strangers/`: people who knew the README and the interface alone wrote them, and proved each
-in plain torch. A pair is told apart if the wrong one fails, or is asked, something that its twin is not. What was
-judged is kept in the store, with the commit; a second call goes on from there.
+in plain torch. A pair is told apart if the wrong one fails, or is asked, something that its twin is not. The set
+`traps`, judged where it is named, is `tests/traps/` with their declarations. What was judged is kept in the store, with
+the commit; a second call goes on from there.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from rich.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 SETS = ROOT / "tests" / "strangers"
+TRAP = ".trap"
 WHICH = ("right", "wrong", "undeclared", "declared")
 
 Row = dict[str, Any]
@@ -51,7 +54,7 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
         rows.append(
             {
                 "set": path.parent.name, "file": path.stem, "which": which, "profile": profile, "seed": seed,
-                "what": getattr(sys.modules[_name(path)], "WHAT", ""), "seconds": time.perf_counter() - start,
+                "what": getattr(sys.modules.get(_name(path)), "WHAT", ""), "seconds": time.perf_counter() - start,
                 "told": [
                     {
                         "id": r.id, "outcome": r.outcome, "declare": r.declare, "reason": r.reason,
@@ -65,9 +68,14 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
 
 
 def subjects_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the subjects of one file, each with what it is."""
+    """Yield the subjects of one file, each with what it is; of a trap the one that it has."""
     from veriformer.properties import Subject
 
+    if path.suffix == TRAP:
+        from veriformer.tests.traps import all_traps
+
+        yield "declared", all_traps()[path.stem].subject()
+        return
     spec = importlib.util.spec_from_file_location(_name(path), path)
     assert spec is not None
     assert spec.loader is not None
@@ -78,6 +86,13 @@ def subjects_of(path: Path) -> Iterator[tuple[str, Any]]:
         subject = getattr(module, which, None)
         if isinstance(subject, Subject):
             yield which, subject
+
+
+def traps() -> list[Path]:
+    """Return a name for each trap, as if it were a file of a set."""
+    from veriformer.tests.traps import all_traps
+
+    return [SETS / "traps" / f"{name}{TRAP}" for name in all_traps()]
 
 
 def _name(path: Path) -> str:
@@ -155,6 +170,7 @@ def main() -> None:
     rows = list(stored(given.store, commit := commit.strip()))
     done = {(row["set"], row["file"], row["profile"], row["seed"]) for row in rows}
     files = [f for f in sorted(SETS.glob("*/*.py")) if not given.only or f.parent.name in given.only]
+    files += traps() if "traps" in given.only else []
     wanted = [(f, s) for s in given.seeds for f in files if (f.parent.name, f.stem, given.profile, s) not in done]
     given.store.parent.mkdir(parents=True, exist_ok=True)
     with (
