@@ -13,7 +13,7 @@ verify: $(STAMP)
 	$(BIN)/veriformer ablate --out build/ablations
 
 test: lint types
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --whole
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
     python benchmarks/where_time_goes.py check [TARGET ...] [--profile quick]      a table by part of a check
     python benchmarks/where_time_goes.py memory [TARGET ...]                       freed memory kept, and given back
-    python -m pytest -n auto --junitxml build/junit.xml && \
+    python -m pytest -n auto --whole --junitxml build/junit.xml && \
     python benchmarks/where_time_goes.py tests build/junit.xml                     a table by kind of test
 
 The parts of a check exclude one another: what a part does inside another is taken off that other.

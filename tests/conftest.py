@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+import choosing
 import left_behind
 from dask_cluster import DaskCluster, running
 from verification import counting
@@ -37,6 +38,26 @@ PRELOADED = (
 _BEFORE = pytest.StashKey[left_behind.Seen]()
 
 Once = Callable[[str, Callable[[Path], None]], Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs all tests."""
+    parser.addoption("--whole", action="store_true", help="all tests of veriformer: 20 minutes on two cores")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide once, for the workers too, whether all that is collected runs."""
+    config.option.whole = not choosing.chooses(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a bare `pytest` leaves to `--whole`."""
+    if not config.option.whole:
+        left = choosing.left_to_the_whole(items)
+        config.hook.pytest_deselected(items=left)
+        out = set(map(id, left))
+        items[:] = [item for item in items if id(item) not in out]
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
@@ -62,6 +83,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [r for found in terminalreporter.stats.values() for r in found if isinstance(r, pytest.TestReport)]
     if told := counting.verified(reports):
         terminalreporter.write_line(told)
+    if not terminalreporter.config.option.whole:
+        terminalreporter.write_line("the verification, and each property shown failing once; all tests: pytest --whole")
 
 
 @pytest.hookimpl(wrapper=True)

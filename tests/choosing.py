@@ -1,0 +1,50 @@
+"""What `pytest` alone runs: the verification, each property shown failing once, and what holds the house together.
+
+`--whole` runs all, and so does whoever names files, words (`-k`) or marks (`-m`): these choose by themselves.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+ALONE = (
+    "tests/verification/", "tests/reference/", "tests/reports/", "tests/properties/known/", "tests/properties/judging/",
+    "tests/properties/power/", "tests/properties/probes/", "tests/ablations/test_statistics.py",
+    "tests/ablations/test_tasks.py", "tests/ablations/test_verdicts.py", "tests/test_",
+)  # fmt: skip
+"""Where the tests stand that run: of subjects shipped here, of what judges them, of the statistics, of the folders."""
+
+FAULTS = "tests/zoo/test_mutants.py::test_fault_is_noticed["
+LONG = (
+    "tests/test_examples.py",  # each example is installed into an environment of its own
+    f"{FAULTS}BK04-compile]",  # torch's compiler starts from nothing
+)
+
+
+def chooses(config: pytest.Config) -> bool:
+    """Whether a run is of the tests that pytest finds by itself, and nobody said which of them."""
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return not (named or config.option.whole or config.option.keyword or config.option.markexpr)
+
+
+def shown_failing() -> set[str]:
+    """Return the faults of the zoo that show every property failing once: the first of each."""
+    from veriformer.tests.mutants import all_faults
+
+    shown: set[str] = set()
+    chosen: set[str] = set()
+    for fault in all_faults().values():
+        if not shown.issuperset(fault.killed_by):
+            shown.update(fault.killed_by)
+            chosen.add(f"{FAULTS}{fault.id}]")
+    return chosen
+
+
+def left_to_the_whole(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return those of the tests that `pytest` alone does not run."""
+    chosen = shown_failing()
+    return [
+        item
+        for item in items
+        if item.nodeid.startswith(LONG) or not (item.nodeid.startswith(ALONE) or item.nodeid in chosen)
+    ]
