@@ -55,8 +55,8 @@ def linear_cross_entropy(model: Any, logits: Any, labels: Any) -> Any:
     rows, labels = logits.flatten(0, -2), labels.flatten()
     size = min(rows.shape)
     identity = torch.eye(size, dtype=logits.dtype, device=logits.device)
-    factors = (identity, rows.T) if len(rows) == size else (rows, identity)
-    return functional.linear_cross_entropy(*factors, labels)
+    given, weight = (identity, rows.T) if len(rows) == size else (rows, identity)
+    return functional.linear_cross_entropy(given, weight, labels)
 
 
 def smoothed_cross_entropy(model: Any, logits: Any, labels: Any) -> Any:

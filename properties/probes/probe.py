@@ -30,6 +30,7 @@ from veriformer.properties.probes.doubts.said_in_code import ends_of_texts, smal
 from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
 from veriformer.properties.probes.limits import longest_sequence, shortest_sequence
+from veriformer.properties.probes.slopes import slopes_of_the_bias
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 
 PROBES: Sequence[Probe] = (
@@ -48,6 +49,7 @@ PROBES: Sequence[Probe] = (
     tied_embeddings,
     padding_sides,
     layout_of_pairs,
+    slopes_of_the_bias,
     shift_of_labels,
     repeats_itself,
     batch_is_coupled,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veriformer.properties import Subject, check
 from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.judging.catalogue import named
@@ -150,3 +151,15 @@ def test_a_doubt_is_asked_about_the_wrong_one_alone(right: Any, wrong: Any, prop
 def test_a_doubt_that_is_answered_is_not_raised() -> None:
     assert judged(NoneSmall, "parameters.all-used", init="other").outcome == PASS
     assert judged(NormFirst, "anatomy.residual", norm_placement="post").outcome == PASS
+
+
+@pytest.mark.parametrize(("first", "asks"), [(1, False), (0, True)])
+def test_a_bias_straight_in_the_distance_by_other_slopes_is_asked_about(first: int, asks: bool) -> None:
+    def bias(model: None, queries: int, keys: int) -> torch.Tensor:
+        apart = torch.arange(queries)[:, None] - torch.arange(keys)
+        return -(2.0 ** (-8 * torch.arange(first, first + 4) / 4))[:, None, None] * apart.abs()
+
+    report = check(Subject(kind="position_bias", forward=bias), profile="quick", only=["position-bias", "alibi"])
+    asked = [r for r in report.results if r.outcome == "OPEN"]
+    assert ["the first slope is 1" in r.reason for r in asked] == [True] * asks
+    assert report.ok != asks
