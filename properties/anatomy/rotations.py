@@ -37,10 +37,14 @@ def rotation_misfit(attention: Attention, base: float, width: int, layout: str) 
 
 
 def turning_misfit(sides: Sides, base: float, width: int, layout: str) -> float:
-    """Return the relative error of the sense and first position that explain rows best; see `rotation_misfit`."""
+    """Return the relative error of the sense and first position that explain rows best; see `rotation_misfit`.
+
+    An odd number of channels is counted as it is, or without the last one, which is not turned.
+    """
     # a first position of 1 or 2 gives the same scores as one of 0
     forms = itertools.product([layout] if layout else ["halves", "interleaved"], (1.0, -1.0), (0, 1, 2))
-    return min(max(_errors(sides, base, width, *form)) for form in forms)
+    widths = (width, width - 1) if width % 2 and width > 1 else (width,)
+    return min(max(_errors(sides, base, one, *form)) for form in forms for one in widths)
 
 
 def _errors(sides: Sides, base: float, width: int, layout: str, sign: float, start: int) -> Iterator[float]:
@@ -74,7 +78,7 @@ def frequencies(attention: Attention, width: int, layout: str) -> Tensor | None:
 
 def _turn(rows: Tensor, source: Tensor, width: int, layout: str) -> Tensor | None:
     """Return the angles from one position to the next of rows `[B, T, K]`; None where they are not the same for all."""
-    given, made = (torch.complex(*paired(x[..., :width], layout)) for x in (source, rows))
+    given, made = (torch.complex(*paired(x[..., : width // 2 * 2], layout)) for x in (source, rows))
     unit = made / given / (made / given).abs()
     steps = unit[:, 1:] / unit[:, :-1]
     mean = steps.mean((0, 1))
