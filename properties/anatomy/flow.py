@@ -35,7 +35,7 @@ class Flow:
     Attributes:
         case: of it.
         built: its model.
-        inputs: what it was called on, `[B, T]` or `[B, T, D]`, the source before the target.
+        inputs: what it was called on, `[B, T]` or `[B, T, D]`, a source before its target, and a memory behind.
         length: positions T of its sequence.
         other: positions of its other sequence; 0 if it has one.
         limit: largest relative difference that is rounding.
@@ -109,7 +109,7 @@ def flow(case: Case, *, goes_far: bool = True) -> Flow:
         case.does_not_apply("it is no torch module")
     if built.dtype not in _LIMITS:
         case.does_not_apply(f"in {built.dtype} parts cannot be told by their numbers")
-    two = case.subject.kind == "encoder_decoder"
+    two = case.subject.kind in ("encoder_decoder", "cross_attention")
     longest = min(case.subject.fact("max_len", built.config.max_len), built.config.max_len)
     needed = FEWEST + two
     if longest < needed:
@@ -120,7 +120,7 @@ def flow(case: Case, *, goes_far: bool = True) -> Flow:
     wanted = max(LENGTH, case.subject.shortest, (case.subject.declares.get("window") or 0) + 3)
     length = min(case.length("T", low=FEWEST) if is_long else wanted, longest - two)
     tokens = _drawn(case, built, batch, length)
-    inputs = (_drawn(case, built, batch, length + 1), tokens) if two else (tokens,)
+    inputs = _in_order(case, tokens, _drawn(case, built, batch, length + 1)) if two else (tokens,)
     limit = _LIMITS[built.dtype]
     return Flow(case, built, inputs, length, (length + 1) * two, limit, _traced(case, built, inputs, limit))
 
@@ -138,12 +138,18 @@ def of_other_sizes(flowing: Flow, sizes: DrawnConfig) -> Flow | None:
         return None
     longest = min(case.subject.fact("max_len", sizes.max_len), sizes.max_len)
     length = min(max(LENGTH, case.subject.shortest), longest - 1)
-    two = (1, 0) if flowing.other else (0,)
-    inputs = tuple(_drawn(case, built, BATCH, length + more) for more in two)
+    inputs: tuple[Tensor, ...] = (_drawn(case, built, BATCH, length),)
+    if flowing.other:
+        inputs = _in_order(case, inputs[0], _drawn(case, built, BATCH, length + 1))
     if case.subject.takes_tokens:
         inputs = tuple(tokens % sizes.vocab_size for tokens in inputs)
     seen = _traced(case, built, inputs, flowing.limit)
     return Flow(case, built, inputs, length, (length + 1) * bool(flowing.other), flowing.limit, seen)
+
+
+def _in_order(case: Case, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both sequences as the kind takes them: a source before, a memory behind."""
+    return (own, other) if case.subject.kind == "cross_attention" else (other, own)
 
 
 def is_far(case: Case) -> bool:

@@ -20,7 +20,7 @@ from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.subject.facts import SCALES, attention_scale
 from veriformer.properties.subject.subject import Subject
 
-KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
+KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _PAPER = "Vaswani et al. 2017, section 3.2."
 _FEW = 3  # distances that are told one by one
 

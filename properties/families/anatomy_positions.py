@@ -36,7 +36,7 @@ from veriformer.properties.families.anatomy_rows import far_rows_follow
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
-KINDS = ("layer", "encoder", "decoder", "encoder_decoder", "classifier")
+KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _ROUNDED = 2**-8  # the factor may be rounded to bfloat16
 
 
@@ -115,12 +115,12 @@ def _alibi(case: Case, flowing: Flow) -> None:
     known = _over_themselves(flowing.seen, flowing.length, flowing.other)
     if not known:
         case.does_not_apply("no attention of a sequence over itself could be followed from its scores to its weights")
-    heads = flowing.built.config.num_heads
+    heads, taken = flowing.built.config.num_heads, 0
     _judges(case, "positions")
     for number, attention in enumerate(known):
         bias = case.apply(past_bias, flowing.seen, flowing.length, flowing.other, number)
         slopes = alibi_slopes(max(heads, len(bias)))
-        first = number * len(bias) % len(slopes)  # heads may be computed one after another
+        first, taken = taken % len(slopes), taken + len(bias)  # heads may be computed one after another, or in groups
         own = slopes[first : first + len(bias)]
         expected = case.apply(expected_bias, flowing.seen, flowing.length, flowing.other, number, own)
         place = attention.place or "the model"
