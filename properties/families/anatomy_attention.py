@@ -15,6 +15,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.anatomy_caps import scores_are_capped
 from veriformer.properties.families.anatomy_scales import NEAR, scale_cause
 from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.subject.facts import SCALES, attention_scale
@@ -31,7 +32,7 @@ _FEW = 3  # distances that are told one by one
     formula="log A_h = s q_h k_h^T + bias + a constant a row, with q_h and k_h as they leave their projections",
     source=_PAPER,
     kinds=KINDS,
-    unless=(needs_module, excludes_fact("query_key_norm"), excludes_fact("soft_cap"), excludes_fact("quantised")),
+    unless=(needs_module, excludes_fact("query_key_norm"), excludes_fact("quantised")),
     examples_factor=0.2,
     goes_wide=True,
     catches=("SC02", "SC04"),
@@ -40,9 +41,12 @@ def every_head_has_the_scale(case: Case) -> None:
     """The scale is fitted to the weights that really flow, whatever the order of projecting, scaling, biasing and
     masking, and goes back to what the projections gave: scaling queries before or keys after counts as well. A
     temperature that is a parameter is no constant to be held to, unless one is declared. What compares samples of two
-    sides by normalised vectors is held to the names of its own temperature.
+    sides by normalised vectors is held to the names of its own temperature. Capped scores are held to their cap too.
     """
     flowing = flow(case)
+    if cap := case.subject.fact("soft_cap"):
+        scores_are_capped(case, flowing, float(cap))
+        return
     similarities_are_even(case, flowing)
     names = [
         (a.place, h, len(a.scale), a.query.shape[-1])

@@ -33,7 +33,7 @@ ROWS, LENGTH = 128, 512
 )
 def masking_follows_bert(case: Case) -> None:
     """Counts over 65536 tokens within binomial intervals whose false-alarm rate is 1e-9 each. An implementation that
-    chooses exactly 15 % varies less, and passes.
+    chooses exactly 15 % varies less, and passes. Each sample is drawn for itself.
     """
     subject = case.subject
     config = case.config()
@@ -69,9 +69,22 @@ def masking_follows_bert(case: Case) -> None:
     _count(case, "chosen tokens masked", (masked & chosen).sum(), total, 0.8 + slack / 2, slack / 2,
            cause=lambda: _fates(*shares))  # fmt: skip
     _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack, cause=lambda: _fates(*shares))
+    _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
     case.witness()
+
+
+def _rows_are_drawn_apart(case: Case, chosen: Tensor, special: Tensor, probability: float) -> None:
+    """Require that one sample's choice says nothing of the next one's: both are chosen in p^2 of the places."""
+    ordinary = ~special[::2] & ~special[1::2]
+    both = chosen[::2] & chosen[1::2] & ordinary
+    shared = float(both.sum()) > 0.9 * probability * float(ordinary.sum())
+    _count(
+        case, "places chosen in two samples at once", both.sum(), int(ordinary.sum()), probability**2,
+        slack=0.1 * probability**2,  # of the share itself, which is known up to its own interval
+        cause=lambda: "the same places are hidden in every sample: they are drawn once for a batch" if shared else None,
+    )  # fmt: skip
 
 
 def _masked(case: Case, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:

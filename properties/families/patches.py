@@ -22,7 +22,7 @@ _MIXED = "channels and patches are mixed: the map [B, D, h, w] is cut into token
     formula="d token_n / d pixel_p != 0 for the p of one rectangle R_n; the R_n that do not overlap cover the image",
     source="Dosovitskiy et al. 2021, section 3.1: x_p = E patch_p; where a map [B, D, h, w] is reshaped to [B, hw, D] "
     "without moving D behind, a token has a few channels of many patches.",
-    kinds=("encoder",),
+    kinds=("encoder", "classifier"),
     unless=needs_part("patches"),
     examples_factor=0.25,
 )

@@ -8,13 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.flow import flow
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.mixtures import Mixture, misfit_of_ratios, mixtures
+from veriformer.properties.subject.subject import Subject
 
 _LARGEST = 1e-3
 """Difference of logarithms of weights that is rounding: weights of 1e-3 made in float32 are right to 1e-4."""
+
+
+_OTHERWISE = excludes_fact("structure", "other")
+
+
+def _weighs_otherwise(subject: Subject) -> str | None:
+    """Apply, where the blocks are no textbook's, to a router that says itself what experts are mixed by."""
+    return None if subject.router and subject.kind == "feed_forward" else _OTHERWISE(subject)
 
 
 @holds(
@@ -24,15 +34,15 @@ _LARGEST = 1e-3
     source="Shazeer et al. 2017, equations 3 to 5; Jiang et al. 2024 (Mixtral), section 2.1.",
     kinds=("feed_forward", "layer", "encoder", "decoder", "encoder_decoder", "classifier"),
     level="extended",
-    unless=(needs_module, excludes_fact("structure", "other")),
+    unless=(needs_module, _weighs_otherwise),
     examples_factor=0.1,
-    asks=("structure", "other"),
 )
 def experts_are_weighted_by_their_scores(case: Case) -> None:
     """Each mixture is called again on the tokens that reached it while one expert gives ones and the others zeros: what
     comes out is that expert's weight. Where a token takes one expert alone nothing is to be compared; an expert that
     is called on some tokens, and has no weight in what comes out for one of them, was overwritten. Weights learnt
-    apart from the scores, equal ones, or those of a temperature, are a question.
+    apart from the scores, equal ones, or those of a temperature, are a question. A subject's own `router` is held to
+    them as it is.
     """
     if case.subject.kind == "feed_forward":
         built = case.built()
@@ -46,6 +56,9 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
     if not any(isinstance(m, nn.ModuleList) for m in module.modules()):
         case.does_not_apply("it holds no list of modules that may be experts")
     run = case.caller(built, *inputs)
+    if case.subject.router and case.subject.kind == "feed_forward":
+        _as_the_router_says(case, built, inputs[0], run)
+        return
     found = _of_several(module, run)
     if not found:
         case.does_not_apply("no mixture of experts of which a token takes several was recognised")
@@ -60,7 +73,31 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
         error=off,
         tolerance=_LARGEST,
         cause=lambda: _words(odd),
+        asks=("structure", "other"),
     )
+
+
+def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Callable[[], object]) -> None:
+    """Require that experts are mixed by the weights that the subject's `router` gives."""
+    told = case.ask("router", x, built=built).detach().double().flatten(0, -2)
+    found = [m for m in mixtures(built.module, run) if m.gates.shape == told.shape]
+    if len(found) != 1:
+        case.does_not_apply("no mixture of as many experts as its router weighs was recognised")
+    gates = case.apply(gates_of, built.module, run, len(told))
+    case.witness()
+    case.close(
+        gates,
+        told,
+        "experts are not mixed by the weights that its router gives",
+        bound=_LARGEST,
+        constants_allowed=True,
+        cause=lambda: _words(found[0]),
+    )
+
+
+def gates_of(module: nn.Module, run: Callable[[], object], tokens: int) -> Tensor:
+    """Return `[N, E]`: by what the experts of the mixture over so many tokens are weighted in what comes out."""
+    return next(m.gates for m in mixtures(module, run) if len(m.gates) == tokens)
 
 
 def _of_several(module: nn.Module, run: Callable[[], object]) -> list[Mixture]:

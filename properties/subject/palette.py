@@ -103,6 +103,9 @@ def _largest(subject: Subject) -> DrawnConfig:
     """Return the sizes at the ends of the domain, or the wide ones where such a model is too large for a check."""
     ends = {name: max(subject.domain[name]) for name in _SHAPE if name in subject.domain}
     found = replace(_FURTHER[WIDE], **{"num_layers": 1, **ends}) if ends else _FURTHER[WIDE]
+    if subject.fact("grouped_queries") and "num_key_value_heads" not in subject.domain and not found.has_groups:
+        between = [g for g in range(2, found.num_heads) if found.num_heads % g == 0]
+        found = replace(found, num_key_value_heads=between[0]) if between else found
     return found if 12 * found.num_layers * found.d_model**2 <= _MOST_PARAMETERS else _FURTHER[WIDE]
 
 
@@ -118,7 +121,7 @@ def _shape(config: DrawnConfig) -> tuple[int, ...]:
 
 
 def palette(subject: Subject) -> list[DrawnConfig]:
-    """Return the configurations that `subject` is built with, smallest first.
+    """Return the configurations that `subject` is built with, smallest first, those with groups of heads before others.
 
     A `domain` replaces sizes outside it by the nearest size inside; entries that no longer make sense
     (heads that do not divide d_model) are made to, within the domain, or left out.
@@ -137,6 +140,8 @@ def palette(subject: Subject) -> list[DrawnConfig]:
         raise ValueError(
             f"no sizes fit domain={dict(subject.domain)!r}: num_heads must divide d_model; widen the domain"
         )
+    if subject.fact("grouped_queries"):  # which heads share keys shows where there are several groups of several heads
+        found.sort(key=lambda sizes: not sizes.has_groups)
     return found
 
 

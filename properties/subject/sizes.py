@@ -28,5 +28,10 @@ class DrawnConfig:
         """Channels of one head, `d_model // num_heads`."""
         return self.d_model // self.num_heads
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are several groups of several heads that share their keys."""
+        return 1 < self.num_key_value_heads < self.num_heads
+
     def __str__(self) -> str:
         return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))

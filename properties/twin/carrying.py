@@ -19,6 +19,7 @@ from veriformer.properties.twin.parts import (
     PartedError,
     Roles,
     StackRole,
+    UnlikeError,
 )
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
@@ -154,7 +155,7 @@ def _alike(layers: list[Layer], others: list[NormRole]) -> str:
     first = layers[0]
     for layer in layers:
         if _built(layer) != _built(first):
-            raise PartedError(
+            raise UnlikeError(
                 f"its layers are built in two ways: {layer.place} is {_built(layer)}, {first.place} is {_built(first)}"
             )
         for own in layer.attentions:
@@ -193,7 +194,7 @@ def _architecture(stack: StackRole) -> tuple[str, int | None]:
         if torch.equal(first, wanted):
             for layer in stack.layers:
                 if not torch.equal(layer.attentions[0].seen.hidden, wanted):
-                    raise PartedError(f"the mask of {layer.place} is another one than that of {stack.layers[0].place}")
+                    raise UnlikeError(f"the mask of {layer.place} is another one than that of {stack.layers[0].place}")
             return kind, window
     raise PartedError(f"the mask of {stack.layers[0].place} is not that of a textbook's {kind}")
 

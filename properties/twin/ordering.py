@@ -10,7 +10,7 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.anatomy.rotations import BASES, base_of, frequencies
 from veriformer.properties.definitions.angles import turned
-from veriformer.properties.twin.parts import NumberError, PartedError, StackRole
+from veriformer.properties.twin.parts import NumberError, PartedError, StackRole, UnlikeError
 from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 from veriformer.reference.positions import sinusoidal
 
@@ -140,7 +140,7 @@ def _turning(found: StackRole, limit: float, base: float | None) -> Turning | No
             if _turn_error(first, turning) <= 100 * limit:
                 for layer in found.layers[1:]:
                     if _turn_error(layer.attentions[0].seen, turning) > 100 * limit:
-                        raise PartedError(
+                        raise UnlikeError(
                             f"{layer.place} turns queries and keys otherwise than {found.layers[0].place}"
                         )
                 return turning

@@ -14,6 +14,10 @@ class PartedError(Exception):
     """The model and the textbook's part; says where and in what."""
 
 
+class UnlikeError(PartedError):
+    """Layers of one model were read, and are built in two ways, which no textbook's are."""
+
+
 class NumberError(PartedError):
     """All is there that the textbook has, and a number is another one."""
 
