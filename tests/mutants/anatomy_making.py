@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
+from veriformer.reference.attention import softmax
 from veriformer.reference.blocks import Sublayer
+from veriformer.reference.model import build
 from veriformer.reference.position_bias import T5Bias
 from veriformer.tests.mutants import fault
-from veriformer.tests.mutants.mending import as_it_is, put_class
-from veriformer.tests.mutants.parts import model
+from veriformer.tests.mutants.anatomy import PRE, OpenAttention, attending
+from veriformer.tests.mutants.mending import as_it_is, put, put_class
+from veriformer.tests.mutants.parts import model, sized
 
 _GPT: dict[str, Any] = {"architecture": "decoder", "positions": "learned"}
 
@@ -99,3 +104,37 @@ def buckets_of_the_future() -> Subject:
         built.stack.layers[0].attention.position_bias.__class__ = put_class(Turned)  # one bias serves all layers
 
     return model(change, architecture="decoder", positions="t5")
+
+
+@fault(
+    "anatomy-cap-order",
+    "Scores are capped before they are scaled",
+    killed_by=("anatomy.scale",),
+    cause="the cap acts before the scale",
+)
+def capped_before_the_scale() -> Subject:
+    class Capped(OpenAttention):
+        def capped(self, scores: Tensor) -> Tensor:
+            return 5 * (scores / 5).tanh()
+
+        def weights(self, scores: Tensor) -> Tensor:
+            return softmax(torch.where(scores.isfinite(), self.capped(scores), scores))
+
+    class TooEarly(Capped):
+        def capped(self, scores: Tensor) -> Tensor:
+            scale = self.d_head**-0.5
+            return scale * super().capped(scores / scale)
+
+    change = attending(put(TooEarly, instead_of=Capped))
+
+    def make(config: DrawnConfig) -> nn.Module:
+        built = build(sized(config, architecture="decoder"))
+        change(built)
+        return built
+
+    return Subject(
+        kind="decoder",
+        build=make,
+        forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
+        declares=PRE | {"causal": True, "positions": "sinusoidal", "soft_cap": 5.0},
+    )

@@ -165,6 +165,24 @@ def specials_hidden() -> Subject:
     return masking(forward)
 
 
+@fault(
+    "masking-columns",
+    "The places to hide are drawn once for all samples",
+    killed_by=("masking.mlm",),
+    cause="the same places are hidden in every sample",
+)
+def columns_hidden() -> Subject:
+    def forward(model: Any, tokens: Tensor, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        chosen = (torch.rand(tokens.shape[1], generator=generator) < 0.15) & (tokens > 4)
+        fate = torch.rand(tokens.shape, generator=generator)
+        words = torch.randint(5, 100, tokens.shape, generator=generator)
+        inputs = torch.where(chosen & (fate < 0.8), 4, tokens)
+        return torch.where(chosen & (fate >= 0.9), words, inputs), torch.where(chosen, tokens, -100)
+
+    return masking(forward)
+
+
 def schedule(forward: Any, like: str) -> Subject:
     shipped = SHIPPED[like]
     forward = put(forward, instead_of=shipped.forward)

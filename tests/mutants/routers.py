@@ -99,3 +99,39 @@ def nothing_above() -> Subject:
 )
 def flattened() -> Subject:
     return _network(put(lambda p, kept: _normalised(p, kept).flatten(0, 1), instead_of=_normalised))
+
+
+class _Dispatched(_Experts):
+    """Each expert is called on its own tokens, and adds to what the others gave."""
+
+    def put(self, output: Tensor, rows: Tensor, change: Tensor) -> Tensor:
+        return output.index_add(0, rows, change)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, weights = x.flatten(0, 1), self.route(x).flatten(0, 1)
+        output = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows = (weights[:, number] > 0).nonzero().flatten()
+            output = self.put(output, rows, weights[rows, number, None] * expert(flat[rows]))
+        return output.view_as(x)
+
+
+@fault(
+    "router-overwritten",
+    "Of a token's two experts the later one overwrites the other, in a block that is no textbook's",
+    killed_by=("router.weights",),
+    cause="experts overwrite one another",
+)
+def overwritten() -> Subject:
+    class Put(_Dispatched):
+        def put(self, output: Tensor, rows: Tensor, change: Tensor) -> Tensor:
+            return output.index_copy(0, rows, change)
+
+    cls = put(Put, instead_of=_Dispatched)
+    return Subject(
+        kind="feed_forward",
+        build=lambda c: cls(c.d_model, _normalised),
+        forward=lambda m, x: m(x),
+        router=lambda m, x: m.route(x),
+        declares={"norm_topk_prob": True, "activation": "other", "structure": "other"},
+    )
