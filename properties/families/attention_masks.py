@@ -167,6 +167,7 @@ def rows_follow_their_mask(case: Case) -> None:
                     got, drawn.query, drawn.key, drawn.value, drawn.scale, allow
                 ),
             )
+    _as_many_samples_as_queries(case, drawn)
     same = min(drawn.query.shape[2], drawn.key.shape[2])  # as many queries as keys: no question of alignment
     if case.subject.accepts("causal") and same > 1:
         query, key, value = (t[:, :, :same] for t in (drawn.query, drawn.key, drawn.value))
@@ -188,6 +189,26 @@ def rows_follow_their_mask(case: Case) -> None:
             cause=lambda: _one_of_two(case, drawn, got, (query, key, value), allow),
         )
     case.witness()
+
+
+def _as_many_samples_as_queries(case: Case, drawn: Attending) -> None:
+    """Call with a batch in which a mask of keys `[B, S]` has the shape of one of pairs `[T, S]`."""
+    _, heads, queries, width = drawn.query.shape
+    if not hides_keys_alone(case.subject) or queries < 2:
+        return
+    count, keys, dtype = min(queries, 5), drawn.key.shape[2], drawn.query.dtype
+    query = case.normal(count, heads, count, width, dtype=dtype)
+    key, value = (case.normal(count, heads, keys, width, dtype=dtype) for _ in range(2))
+    allow = torch.rand(count, 1, 1, keys, generator=case.generator) < 0.6
+    allow[torch.arange(count), 0, 0, torch.arange(count) % keys] = True
+    allow = allow.expand(-1, -1, count, -1).contiguous().to(query.device)
+    case.close(
+        drawn(query, key, value, mask=allow),
+        drawn.oracle(query, key, value, allow=allow),
+        "with as many samples as queries the output is not that of the keys that each sample's mask allows",
+        bound=drawn.bound(query, key, value),
+        cause=lambda: "a mask [B, S] of keys is taken for one [T, S] of pairs where B is T",
+    )
 
 
 def _biases_are_added(case: Case, drawn: Attending, allow: Tensor) -> None:

@@ -270,6 +270,7 @@ def every_place_has_the_rate(case: Case) -> None:
     case.equal(factors, [], "what a dropout keeps is not divided by the share that it keeps",
                got=f"times {factors[0] if factors else 1:.4g}", expected=f"times {1 / (1 - rate):.4g}", asks=_BY_DESIGN,
                cause=lambda: f"what is kept is multiplied by {factors[0]:.4g}, not by 1 / (1 - p)")  # fmt: skip
+    _the_stream_is_kept(case, built, inputs)
     training, evaluating = (case.apply(rates_that_act, built.module, mode, run) for mode in (True, False))
     if not training:
         case.does_not_apply("no torch dropout acts in train mode when it is built with a rate")
@@ -280,6 +281,23 @@ def every_place_has_the_rate(case: Case) -> None:
     case.equal(other, [], "a dropout has another rate than the configured one", got=f"rates {other}",
                expected=f"{rate} at all {len(training)} places", asks=_BY_DESIGN)  # fmt: skip
     case.witness()
+
+
+def _the_stream_is_kept(case: Case, built: Built, inputs: Inputs) -> None:
+    """Require that a layer with its norms before gives no zeros in train mode: the stream beside a branch is kept."""
+    subject = case.subject
+    if subject.kind != "layer" or subject.fact("norm_placement") != "pre" or subject.fact("residual", True) is False:
+        return
+    dropped = _call(case, built, inputs, training=True, seed=3)
+    share = (dropped == 0).double().mean()
+    case.require(
+        share == 0,
+        "in train mode numbers of the residual stream are dropped",
+        got=f"{float(share):.1%} of the output is 0",
+        expected="x + dropout(f(x)), in which nothing is 0",
+        asks=_BY_DESIGN,
+        cause=lambda: "dropout acts on the sum of a branch and the stream, not on the branch",
+    )
 
 
 def other_rates(rates: list[float], rate: float) -> list[float]:

@@ -160,3 +160,35 @@ def branches_unscaled() -> Subject:
         forward=lambda m, x: m(x),
         declares={"causal": False, "drop_path_scaled": True},
     )
+
+
+class Stream(Branches):
+    """A layer whose dropout takes entries of its branches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        x = self.add(x, self.attention(y, y, y, need_weights=False)[0])
+        return self.add(x, self.down(functional.relu(self.up(self.norms[1](x)))))
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + functional.dropout(branch, self.rate, self.training)
+
+
+@fault(
+    "dropout-stream",
+    "Dropout acts on the sum of a branch and the stream",
+    killed_by=("dropout.places",),
+    cause="not on the branch",
+)
+def stream_dropped() -> Subject:
+    class OnTheSum(Stream):
+        def add(self, x: Tensor, branch: Tensor) -> Tensor:
+            return functional.dropout(x + branch, self.rate, self.training)
+
+    cls = put(OnTheSum, instead_of=Stream)
+    return Subject(
+        kind="layer",
+        build=lambda c: cls(c, scaled),
+        forward=lambda m, x: m(x),
+        declares={"causal": False, "norm": "layer", "norm_placement": "pre", "structure": "textbook"},
+    )
