@@ -84,7 +84,14 @@ def _story(found: Sequence[Mapping[str, Any]]) -> Story:
     own = case.get("cause", "")
     more = next((cause for r in others if own and (cause := cause_of(r)).startswith(f"{own}, ")), own)
     cause = "; seen inside: ".join([more, *dict.fromkeys(inside)])
+    if first["id"] == "padding.left" and (turned := _cause_at("anatomy.positions", others)):
+        cause = f"{turned}; so with padding on the left: {own}"  # true rotations do not mind where a text begins
     return Story({**first, "counterexample": {**case, "influence": picture, "cause": cause}}, others)
+
+
+def _cause_at(id_: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the cause that the failure of one property names, or ""."""
+    return next((cause_of(r) for r in found if r["id"] == id_), "")
 
 
 def cause_of(result: Mapping[str, Any]) -> str:

@@ -49,8 +49,9 @@ def buckets_are_those_of_t5(case: Case, flowing: Flow) -> None:
             f"distances {near:+} and {wide:+} (key less query) have one bias in {place}, and not one bucket of T5",
             got=f"one number a head for distances {near:+} and {wide:+}",
             expected=f"another one in each of {count} buckets, up to distance {far}",
-            cause=lambda n=near, w=wide, p=place: (  # type: ignore[misc]
-                f"in {p} distance {w:+} is the first that falls into the bucket of another, that of distance {n:+}"
+            cause=lambda a=attention, b=both, p=place, n=near, w=wide: (  # type: ignore[misc]
+                _why_alike(a, count, far, b, p, flowing.limit)
+                or f"in {p} distance {w:+} is the first that falls into the bucket of another, that of distance {n:+}"
             ),
         )
 
@@ -108,6 +109,18 @@ def _misfit(attention: Attention, count: int, far: int, both: bool) -> float:
     wanted = attention.bias[:, seen].T  # [N, H]
     found = torch.linalg.lstsq(share, wanted, driver="gelsd").solution
     return float((share @ found - wanted).abs().amax())
+
+
+def _why_alike(attention: Attention, count: int, far: int, both: bool, place: str, limit: float) -> str | None:
+    """Say by what rule, or for want of which, distances of different buckets share a bias."""
+    if not bool(attention.bias.abs().amax() > 1e-9):
+        return f"no bias is added to the scores in {place}"
+    if not both and _misfit(attention, count, far, True) < 1e3 * limit:
+        return (
+            f"the buckets in {place} are two-sided, where one-sided ones are right: half of the {count} are left for "
+            "keys that are never seen"
+        )
+    return None
 
 
 def _words(attention: Attention, count: int, far: int, both: bool, place: str, limit: float) -> str | None:

@@ -186,11 +186,22 @@ def _positions(runs: CachedRuns, what: str, layer: int) -> str | None:
         read.append((sum(sizes[:number]), size, places[number][-size:]))
     if any(-1 in own for _, _, own in read) or all(own == list(range(n, n + s)) for n, s, own in read):
         return None
-    told = "; ".join(f"{_run(own)} instead of {_run(list(range(n, n + s)))}" for n, s, own in read[1:3])
-    told = f"behind {read[1][0]} and {read[2][0]} cached tokens the next chunks stand at positions {told}"
+    wrong = [(n, s, own) for n, s, own in read[1:] if own != list(range(n, n + s))][:2] or read[1:3]
+    told = "; ".join(f"{_run(own)} instead of {_run(list(range(n, n + s)))}" for n, s, own in wrong)
+    behind = " and ".join(str(n) for n, _, _ in wrong)
+    chunk = "chunks stand" if len(wrong) > 1 else "chunk stands"
+    told = f"behind {behind} cached tokens the next {chunk} at positions {told}"
     if what in ("queries", "keys"):
         told = f"the {what} alone are wrong: {told}"
     return f"{told}: {_rule(runs, read)}"
+
+
+def _stands_still(past: list[int], later: list[int]) -> str | None:
+    """Say at how many tokens the count of those that are cached ends, as that of a window's does."""
+    most = max(later)
+    if most < max(past) and later == [min(n, most) for n in past]:
+        return f"positions are counted by what the cache keeps, which is {most} tokens at most"
+    return None
 
 
 def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
@@ -209,6 +220,8 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
         return "positions start at the length of the chunk before, not at that of all before"
     if later == [n + s for n, s, _ in read[1:]]:
         return "the count of cached tokens is advanced by the chunk before its positions are made"
+    if (ends := _stands_still(past, later)) is not None:
+        return ends
     steps = {start - n for n, start in zip(past, later, strict=True)}
     if len(steps) == 1:
         off = steps.pop()
