@@ -53,7 +53,8 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
         told = [r for r in report.results if r.outcome not in ("PASS", "NOT_APPLICABLE")]
         rows.append(
             {
-                "set": path.parent.name, "file": path.stem, "which": which, "profile": profile, "seed": seed,
+                "set": path.parent.name, "source": path.stem, "file": _pair(path)[0], "which": which,
+                "profile": profile, "seed": seed,
                 "what": getattr(sys.modules.get(_name(path)), "WHAT", ""), "seconds": time.perf_counter() - start,
                 "told": [
                     {
@@ -82,10 +83,17 @@ def subjects_of(path: Path) -> Iterator[tuple[str, Any]]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_name(path)] = module
     spec.loader.exec_module(module)
+    of_a_file = {_pair(path)[1]: getattr(module, "subject", None)}
     for which in WHICH:
-        subject = getattr(module, which, None)
+        subject = of_a_file.get(which) or getattr(module, which, None)
         if isinstance(subject, Subject):
             yield which, subject
+
+
+def _pair(path: Path) -> tuple[str, str]:
+    """Return the pair that a file is one of, and which: `07_wrong.py` has its subject alone; "" where it has both."""
+    number, _, which = path.stem.rpartition("_")
+    return (number, which) if number.isdigit() and which in WHICH else (path.stem, "")
 
 
 def traps() -> list[Path]:
@@ -168,8 +176,9 @@ def main() -> None:
     given = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     rows = list(stored(given.store, commit := commit.strip()))
-    done = {(row["set"], row["file"], row["profile"], row["seed"]) for row in rows}
+    done = {(row["set"], row["source"], row["profile"], row["seed"]) for row in rows}
     files = [f for f in sorted(SETS.glob("*/*.py")) if not given.only or f.parent.name in given.only]
+    files = [f for f in files if f.stem.rpartition("_")[2] not in ("prove", "proof")]
     files += traps() if "traps" in given.only else []
     wanted = [(f, s) for s in given.seeds for f in files if (f.parent.name, f.stem, given.profile, s) not in done]
     given.store.parent.mkdir(parents=True, exist_ok=True)
