@@ -143,7 +143,7 @@ def _weight_of_linear(module: nn.Module) -> list[tuple[str, Tensor]]:
 def linear_maps_start_uniform(case: Case) -> None:
     """The bound is strict; the variance is estimated from n weights with a standard deviation of 0.9 / sqrt(n)."""
     built = _initial(case)
-    weights = _weight_of_linear(built.module)
+    weights = [*_weight_of_linear(built.module), *_of_stacks(built)]
     if not weights:
         case.does_not_apply("it has no nn.Linear")
     for name, weight in weights:
@@ -160,6 +160,13 @@ def linear_maps_start_uniform(case: Case) -> None:
             got=f"{ratio:.4g} of it", expected=f"1 within {slack:.3g}", cause=partial(_scheme, weight, bound),
         )  # fmt: skip
     case.witness()
+
+
+def _of_stacks(built: Built) -> list[tuple[str, Tensor]]:
+    """Return the first matrix of every stack `[E, in, out]` of experts' maps, which start each as one map does."""
+    widths = {built.config.d_model, built.config.d_ff}
+    stacks = [(name, p.detach().double()) for name, p in built.module.named_parameters() if p.ndim == 3 and len(p) > 1]
+    return [(f"{name}[0]", stack[0]) for name, stack in stacks if set(stack.shape[1:]) == widths]
 
 
 def _scheme(weight: Tensor, bound: float) -> str | None:
