@@ -323,9 +323,7 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
     names, vocabulary = _pieces(case, built)
     scores = case.apply(as_dict, case.ask("scores", built=built))
     known = sorted((piece for piece in scores if piece.isalpha()), key=lambda piece: (len(piece), piece))
-    starts = sorted(
-        (p[1:] for p in scores if not p[:1].isalpha() and p[1:].isalpha()), key=len
-    )  # behind a mark
+    starts = sorted((p[1:] for p in scores if not p[:1].isalpha() and p[1:].isalpha()), key=len)  # behind a mark
     longest = case.choice("longest", ("", known[-1], *starts[-1:]))  # what a limit one too small leaves out
     parts = [longest] if longest else [case.choice("part", known) for _ in range(case.integer("parts", 1, 4))]
     text = "".join(parts)[: 2 * LONGEST if longest else LONGEST]
