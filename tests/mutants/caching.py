@@ -14,7 +14,7 @@ from veriformer.reference.model import build
 from veriformer.reference.position_bias import NoBias
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.mending import put, put_class
-from veriformer.tests.mutants.parts import sized
+from veriformer.tests.mutants.parts import SelfAttention, sized
 
 
 class Turned(nn.Module):
@@ -262,3 +262,39 @@ def keyed_on_length() -> Subject:
         kind="rotary", build=lambda c: Keyed(), forward=lambda m, x, positions: m(x, positions),
         declares={"layout": "halves"},
     )  # fmt: skip
+
+
+@fault(
+    "KV-chunk-attention",
+    "An attention layer's mask of a chunk does not count the cached past",
+    killed_by=("decoding.cache",),
+    cause="one token at a time all is right",
+)
+def chunk_in_the_corner() -> Subject:
+    class Cached(SelfAttention):
+        def allowed(self, queries: int, keys: int) -> Tensor:
+            return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None, past: Any = None) -> Any:
+            q, k, v = (self.split(part(x)) for part in (self.q, self.k, self.v))
+            if past is not None:
+                k, v = (torch.cat(pair, dim=2) for pair in zip(past, (k, v), strict=True))
+            scores = q @ k.mT * self.width**-0.5
+            scores = scores.masked_fill(~self.allowed(q.shape[2], k.shape[2]), -torch.inf)
+            return self.o(self.merge(scores.softmax(-1) @ v)), (k, v)
+
+    class Corner(Cached):
+        def allowed(self, queries: int, keys: int) -> Tensor:
+            return torch.ones(queries, keys, dtype=torch.bool).tril(0 if queries > 1 else keys - 1)
+
+    def cached(model: Any, chunks: Any) -> Tensor:
+        outputs, past = [], None
+        for chunk in chunks:
+            output, past = model(chunk, past=past)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)
+
+    cls = put(Corner, instead_of=Cached)
+    return Subject(
+        kind="self_attention", build=cls, forward=lambda m, x: m(x)[0], cache=cached, declares={"causal": True}
+    )
