@@ -8,7 +8,6 @@ import torch
 
 from veriformer.properties.anatomy.describing import alibi_slopes_of
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.formulas.relative_biases import slope_cause
 from veriformer.properties.probes.findings import Finding, Question, a_case
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -32,7 +31,8 @@ def slopes_of_the_bias(bench: Workbench) -> Iterator[Finding]:
     if bool(((slopes / published - 1).abs() < _NEAR).all()):
         yield Finding("positions", "alibi", f"{seen}, with the published slopes of ALiBi")
         return
-    why = slope_cause(slopes, published) or f"the slopes are {', '.join(f'{s:.4g}' for s in slopes.tolist()[:8])}"
-    text = f"{seen}, but {why}, not those of ALiBi: a defect, or by design?"
+    own, right = (", ".join(f"{slope:.4g}" for slope in some.tolist()[:4]) for some in (slopes, published))
+    why = f"the slopes are {own}, and those of ALiBi {right}"
+    text = f"{seen}, but {why}: a defect, or by design?"
     asks = Question("position-bias.relative", text, "positions='other'")
     yield Finding("positions", "other", why, is_fact=False, told=False, asks=asks)
