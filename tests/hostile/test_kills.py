@@ -100,8 +100,8 @@ def test_a_kill_of_a_check_leaves_what_a_second_run_goes_by(folder: Path) -> Non
 def test_a_kill_of_a_sweep_costs_no_row_that_was_judged(folder: Path) -> None:
     rows = folder / "out" / "judged.jsonl"
     running = _begun([*SWEEP, "--fresh"], folder)
-    while not rows.exists() and running.poll() is None:
-        time.sleep(0.02)
+    while not (rows.exists() and b"\n" in rows.read_bytes()) and running.poll() is None:
+        time.sleep(0.02)  # a file without a whole line holds no row yet
     _kill(running)
     before = rows.read_bytes()
     done = subprocess.run(SWEEP, cwd=folder, capture_output=True, text=True, check=False)
