@@ -10,6 +10,9 @@ from torch import Tensor
 
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 
+_BLOCK = 16
+"""Keys of the smallest block that a kernel works in."""
+
 
 def exact_attention(
     query: Tensor,
@@ -28,6 +31,8 @@ def exact_attention(
     A score errs by at most d = |q| max |k| scale (gamma_K + 2 eps), Cauchy-Schwarz: a weight by e^(2 d) - 1 relatively,
     and by five reductions over S (two sums, one division, and in tiles a rescaling of each sum). The gradients add a
     product over E and a sum over T or S; of a difference w v^T - <w, o> the sizes |w| |v| of both sides count.
+    A kernel that joins the outputs of blocks as o + c (o' - o) gives 1 - c of its gradient to o, a difference that is off
+    by eps / 2 however small it is: beside its relative error a weight errs by that at each of the joints behind it.
 
     Args:
         query: `[B, H, T, K]`.
@@ -75,9 +80,11 @@ def exact_attention(
     relative = relative + rounding_bound(dtype, v.shape[-1], operations=2) + rounding_bound(dtype, q.shape[-2])
     wide = w.norm(dim=-1, keepdim=True) * relative  # [B, H, T, 1]
     sides = v.norm(dim=-1, keepdim=True)  # [B, H, S, 1]
-    seen = weights @ sides
+    joints = epsilon(dtype) / 2 * (k.shape[-2] // _BLOCK)
+    loose = weights + joints / relative
+    seen = loose @ sides
     of_query = 2 * wide * seen * k.abs().amax(-2, keepdim=True) * scale
-    columns = weights.mT @ torch.cat([wide, wide * seen, relative], -1)  # sums over T
+    columns = loose.mT @ torch.cat([wide, wide * seen, relative], -1)  # sums over T
     of_key = (columns[..., :1] * sides + columns[..., 1:2]) * q.abs().amax(-2, keepdim=True) * scale
     of_value = columns[..., 2:] * w.abs().amax(-2, keepdim=True)
     pairs = [(d_query, of_query), (d_key, of_key), (d_value, of_value)]

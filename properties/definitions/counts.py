@@ -123,6 +123,9 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
             known = subject.fact("output_bias")
             times = 1 if known or (known is None and bias) else 0
             found.append(Component("output bias", config.vocab_size, times, optional=known is None))
+        elif subject.kind == "encoder":  # of a masked language model; one that gives hidden states has neither
+            found.append(Component("output projection", config.vocab_size * d, 0 if tied else 1, optional=True))
+            found.append(Component("output bias", config.vocab_size, optional=True))
     if subject.kind == "classifier":
         found.append(Component("extra token", d, int(subject.fact("extra_tokens", 0))))
         weighted = 1 if subject.fact("pooling") == "weighted" else 0

@@ -106,10 +106,17 @@ def products_are_those_of_the_formula(case: Case) -> None:
 
 
 def _possible(case: Case, run: Caller) -> list[Flops]:
-    """Return the closed forms that what is declared leaves open; a decoder may give hidden states instead of logits."""
+    """Return the closed forms that what is declared leaves open.
+
+    A decoder may give hidden states instead of logits, an encoder logits instead of hidden states.
+    """
     config, found = run.built.config, possible_flops(case.subject, run.built.config)
-    if any(f.output for f in found) and run().shape[-1] == config.d_model != config.vocab_size:
-        found = [replace(f, output=0) for f in found]
+    if case.subject.kind not in ("encoder", "decoder") or not case.subject.takes_tokens:
+        return found
+    width, sizes = run().shape[-1], (config.d_model, config.vocab_size)
+    if width in sizes and sizes[0] != sizes[1]:
+        output = 2 * sizes[0] * sizes[1] if width == sizes[1] else 0
+        found = [replace(f, output=output) for f in found]
     return found
 
 

@@ -273,7 +273,7 @@ def _as_plain(output: Any) -> Any:
 )
 def every_parameter_is_connected(case: Case) -> None:
     """All outputs of the model count, also those that the subject's forward does not pick (a pooler beside the hidden
-    states). A gradient must exist; it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is
+    states), and the tokens that patches of an image become where the forward begins behind them. A gradient must exist; it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is
     exactly zero though the output depends on it (a choice without a weight) is never trained either. A forward
     without any gradient is a question: it may be meant for inference alone.
     """
@@ -289,6 +289,7 @@ def every_parameter_is_connected(case: Case) -> None:
     with _noting(module, raw):
         output = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors], *inputs.extras)
     outputs = [o for o in (output, *tree_leaves([_as_plain(o) for o in raw])) if isinstance(o, Tensor)]
+    outputs += _patched(case, built)
     reached = [o for o in outputs if o.requires_grad and o.is_floating_point()]
     case.require(
         torch.stack([case.apply(has_graph, o) for o in (outputs if not reached else reached[:1])]).any(),
@@ -343,6 +344,14 @@ def every_parameter_is_connected(case: Case) -> None:
             cause=lambda: "a choice (argmax, top-k, rounding) is made without a weight that is differentiable",
         )
     case.witness()
+
+
+def _patched(case: Case, built: Built) -> list[Tensor]:
+    """Return the tokens that patches of an image become, where the subject says how."""
+    if case.subject.patches is None or case.subject.image is None:
+        return []
+    image = case.normal(1, *case.subject.image, dtype=built.dtype)
+    return [case.ask("patches", image, built=built)]
 
 
 def _are_experts(lost: list[str], named: list[tuple[str, nn.Parameter]]) -> bool:

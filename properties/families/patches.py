@@ -18,8 +18,9 @@ _MIXED = "channels and patches are mixed: the map [B, D, h, w] is cut into token
 
 @holds(
     "embedding.patches",
-    statement="A token of an image is made of the pixels of one patch, and each patch becomes one token.",
-    formula="d token_n / d pixel_p != 0 for the p of one rectangle R_n; the R_n that do not overlap cover the image",
+    statement="A token of an image is made of the pixels of one patch, each patch becomes one token, at its own place.",
+    formula="d token_n / d pixel_p != 0 for the p of one rectangle R_n; the R_n that do not overlap cover the image; "
+    "positions made of a row's and a column's are those of R_n",
     source="Dosovitskiy et al. 2021, section 3.1: x_p = E patch_p; where a map [B, D, h, w] is reshaped to [B, hw, D] "
     "without moving D behind, a token has a few channels of many patches.",
     kinds=("encoder", "classifier"),
@@ -30,6 +31,8 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
     """The support of each token in the pixels is read off a gradient. Tokens without one (class tokens, registers) are
     left out. Where the tokens are affine in the image, each must be made of one rectangle, smaller than the image where
     there are several; overlapping patches are rectangles as well. Deep stems see what they see: there it is a question.
+    What is added without any image shows the positions: where each of its channels follows one side of a grid that is
+    read column by column, while the patches come row by row, tokens have the positions of others.
     """
     built = case.built()
     if case.subject.image is None:
@@ -59,7 +62,66 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
             covered.all(), "pixels of the image reach no token", got=f"{int(covered.sum())} of {whole}", expected="all",
             asks=("structure", "other"),
         )  # fmt: skip
+    if is_affine and len(parts[0]) <= _MANY:
+        _positions_are_those_of_the_patches(case, tokens, image, supports)
     case.witness()
+
+
+def _positions_are_those_of_the_patches(
+    case: Case, tokens: Callable[[Tensor], Tensor], image: Tensor, supports: list[tuple[int, Tensor]]
+) -> None:
+    """Compare the side of the grid that each channel of what is added goes by; of a square grid nothing is told."""
+    with torch.no_grad():
+        added = tokens(torch.zeros_like(image))[0, [at for at, _ in supports]]
+    seen = torch.stack([gradient for _, gradient in supports])
+    high, wide = sides_of(seen)
+    case.require(
+        ~case.apply(positions_are_turned, added, seen),
+        f"tokens have the positions of other patches: the image has {high} rows of {wide} patches",
+        got=f"channels that are alike in every {high}th token, and in {high} tokens in a row",
+        expected=f"channels that are alike in every {wide}th token, and in {wide} tokens in a row",
+        cause=lambda: "the grid of positions is laid out column by column (meshgrid's indexing), the patches row by row",
+    )
+
+
+def sides_of(seen: Tensor) -> tuple[int, int]:
+    """Return the rows and columns of patches, from where in the image tokens begin to see pixels `[N, C, H, W]`."""
+    pixels = (seen != 0).any(1)
+    return len(pixels.any(2).float().argmax(1).unique()), len(pixels.any(1).float().argmax(1).unique())
+
+
+def positions_are_turned(added: Tensor, seen: Tensor) -> Tensor:
+    """Return whether what is added follows the sides of a grid, but not those where the tokens are.
+
+    Args:
+        added: `[N, D]`, what is added to each token.
+        seen: `[N, C, H, W]`, gradients of each in the pixels.
+    """
+    (high, wide), order, pixels = sides_of(seen), torch.arange(len(seen)), (seen != 0).any(1)
+    if min(high, wide) < 2 or high == wide or high * wide != len(seen):
+        return torch.tensor(False)
+    if follows_the_sides(added, pixels.any(2).float().argmax(1), pixels.any(1).float().argmax(1)):
+        return torch.tensor(False)
+    return torch.tensor(any(follows_the_sides(added, order % side, order // side) for side in (high, wide)))
+
+
+def follows_the_sides(added: Tensor, rows: Tensor, columns: Tensor) -> bool:
+    """Return whether each channel that is not the same everywhere is one number a row, or one number a column.
+
+    Args:
+        added: `[N, D]`, what is added to each token.
+        rows: `[N]`, the row of each.
+        columns: `[N]`, its column.
+    """
+    spread = added.amax(0) - added.amin(0)
+    least = 1e-5 * float(added.abs().max())
+
+    def constant(groups: Tensor) -> Tensor:
+        within = [added[groups == g].amax(0) - added[groups == g].amin(0) for g in groups.unique()]
+        return torch.stack(within).amax(0) <= least
+
+    moving = spread > least
+    return bool(moving.any()) and bool((constant(rows) | constant(columns))[moving].all())
 
 
 def _supports(tokens: Callable[[Tensor], Tensor], image: Tensor) -> list[tuple[int, Tensor]]:

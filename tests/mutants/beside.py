@@ -100,11 +100,41 @@ def patches_are_mixed() -> Subject:
         torch.manual_seed(0)
         return Images(16, moves=False)(images)
 
-    encoder = Subject(
+    return replace(of_images(16, 16), patches=put(patches, instead_of=right_patches))
+
+
+def of_images(height: int, width: int) -> Subject:
+    return Subject(
         kind="encoder",
         build=lambda c: build(sized(c, architecture="encoder", positions="learned")),
         forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
         declares={"positions": "learned", "causal": False},
-        image=(3, 16, 16),
+        image=(3, height, width),
     )
-    return replace(encoder, patches=put(patches, instead_of=right_patches))
+
+
+def right_places(model: nn.Module, images: Tensor) -> Tensor:
+    h, w = images.shape[-2] // 4, images.shape[-1] // 4
+    places = torch.arange(h, dtype=images.dtype), torch.arange(w, dtype=images.dtype)
+    x, y = torch.meshgrid(places[1], places[0], indexing="xy")
+    rates = 10 ** -torch.arange(4, dtype=images.dtype)
+    added = [f(g.flatten()[:, None] * rates) for g in (y, x) for f in (torch.sin, torch.cos)]
+    return right_patches(model, images) + torch.cat(added, dim=-1)
+
+
+@fault(
+    "patches-grid",
+    "The positions of patches are laid out column by column, the patches row by row",
+    killed_by=("embedding.patches",),
+    cause="column by column",
+)
+def grid_of_positions_is_turned() -> Subject:
+    def patches(model: nn.Module, images: Tensor) -> Tensor:
+        h, w = images.shape[-2] // 4, images.shape[-1] // 4
+        places = torch.arange(h, dtype=images.dtype), torch.arange(w, dtype=images.dtype)
+        x, y = torch.meshgrid(places[1], places[0], indexing="ij")
+        rates = 10 ** -torch.arange(4, dtype=images.dtype)
+        added = [f(g.flatten()[:, None] * rates) for g in (y, x) for f in (torch.sin, torch.cos)]
+        return right_patches(model, images) + torch.cat(added, dim=-1)
+
+    return replace(of_images(8, 12), patches=put(patches, instead_of=right_places))
