@@ -22,17 +22,13 @@ from veriformer.properties.subject.inputs import ordinary
 
 @holds(
     "layer.composition",
-    statement="The layers are applied once each, in the order of their list, each to the output of the one before.",
+    statement="The layers are applied once each, in the order of their list, each to the output of the one before; "
+    "no list holds one module twice.",
     formula="h_n = layer_n(h_(n-1))",
     source="Vaswani et al. 2017, section 3.1: a stack of N identical layers.",
-    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
+    kinds=("feed_forward", "layer", "encoder", "decoder", "encoder_decoder", "classifier"),
     level="extended",
-    unless=(
-        needs_module,
-        excludes_fact("shared_layers"),
-        excludes_fact("stacked", False),
-        excludes_fact("structure", "other"),
-    ),
+    unless=(needs_module, excludes_fact("shared_layers")),
     asks=("structure", "other"),
     catches=("IN02",),
 )
@@ -40,13 +36,23 @@ def layers_follow_one_another(case: Case) -> None:
     """Seen through hooks on the subject's own list of layers, where each maps the whole sequence `[B, T, D]` to another
     in a plain call; rows or micro-batches that go through one after another, each through all layers in turn, are
     right too and not compared. What is added between layers by design (a residual outside of them, a signal of depth)
-    keeps what the one before gave: a layer that does not depend on it at all gets something else.
+    keeps what the one before gave: a layer that does not depend on it at all gets something else. One module that
+    stands in a list twice (`[Expert()] * n`, copies of a copy) is one set of weights where there seem to be several.
     """
     config = case.config()
     if config.num_layers < 2 and case.subject.build is not None and "num_layers" not in case.subject.domain:
         config = replace(config, num_layers=2)
     built = case.bench.pool.get(config, case.dtype())
     lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
+    parts = [name for name in listed_twice(built.module) if not any(_is_one_of(built.module, name, x) for x in lists)]
+    case.equal(
+        parts, [], f"one module stands in {', '.join(parts)} several times", got=", ".join(parts), expected="no such list",
+        cause=lambda: f"all of {parts[0]} that seem to be several are one module with one set of weights",
+        asks=("shared_layers", True),
+    )  # fmt: skip
+    for fact, value in (("stacked", False), ("structure", "other")):
+        if case.subject.fact(fact) == value:
+            case.does_not_apply(f"does not hold with {fact} = {value!r}, which is declared")
     if not lists:
         case.does_not_apply("no list of at least two layers is found in it")
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
@@ -87,6 +93,22 @@ def layers_follow_one_another(case: Case) -> None:
             compared = True
     if not compared:
         case.does_not_apply("its layers map no sequence [B, T, D] to another")
+
+
+def listed_twice(module: nn.Module) -> list[str]:
+    """Return the names of the lists of parts in which one module with parameters stands more than once."""
+    found = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            own = [id(m) for m in part._modules.values() if m is not None and any(True for _ in m.parameters())]
+            if len(set(own)) < len(own):
+                found.append(name)
+    return found
+
+
+def _is_one_of(module: nn.Module, name: str, layers: list[nn.Module]) -> bool:
+    """Whether a list is that of the layers, whose order is looked at."""
+    return list(module.get_submodule(name)._modules.values()) == layers
 
 
 class _Handed(TorchFunctionMode):

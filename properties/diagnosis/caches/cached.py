@@ -93,7 +93,7 @@ def _unseen(runs: CachedRuns) -> str | None:
     by_step = runs.seen(single, x)
     if whole and not bool((allowed & ~by_step).any()) and (told := _one_chunk(runs, x, allowed, steps_right=not steps)):
         return told
-    by_chunk = runs.seen(chunked, x)
+    by_chunk = _without_blind_rows(runs.seen(chunked, x), allowed)
     ahead = by_chunk & ~allowed & torch.ones_like(allowed).triu(1)
     if bool(ahead.any()):
         reach = sorted({s - t for t, s in ahead.nonzero().tolist()})
@@ -114,8 +114,16 @@ def _unseen(runs: CachedRuns) -> str | None:
     if bool((allowed & ~by_step).any()):
         return _lost(runs, x, by_step, allowed)
     if bool((allowed & ~by_chunk).any()) and not steps:
-        return _lost_in_chunk(by_chunk, allowed, first)
+        short = [first, *[2] * ((length - first) // 2), *[1] * ((length - first) % 2)]
+        return _lost_in_chunk(by_chunk, allowed, first, _without_blind_rows(runs.seen(short, x), allowed))
     return None
+
+
+def _without_blind_rows(seen: Tensor, allowed: Tensor) -> Tensor:
+    """Leave out what lies ahead of tokens that see nothing of their past: without a key a softmax is the same for all."""
+    past = torch.ones_like(allowed).tril(-1)
+    blind = (allowed & past).any(1) & ~(seen & allowed & past).any(1)
+    return seen & ~(blind[:, None] & past.mT)
 
 
 def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: bool) -> str | None:
@@ -196,16 +204,29 @@ def _only(length: int, *places: int) -> Tensor:
     return row
 
 
-def _lost_in_chunk(seen: Tensor, allowed: Tensor, first: int) -> str | None:
-    """Name what tokens of a later chunk of several do not see, where single-token steps see all."""
+def _lost_in_chunk(seen: Tensor, allowed: Tensor, first: int, by_two: Tensor) -> str | None:
+    """Name what tokens of a later chunk of several do not see, where single-token steps see all.
+
+    Args:
+        seen: `[T, T]`, by chunks of `first` and of all others.
+        allowed: `[T, T]`.
+        first: the length of the first chunk.
+        by_two: `[T, T]`, seen where the later chunks have two tokens.
+    """
     length = len(allowed)
     missing = allowed & ~seen
     rows = [t for t in range(length) if bool(missing[t].any())]
     told = "single-token steps are right; in a chunk of several tokens behind a filled cache "
     if rows == list(range(first, length)) and bool((missing[first:, :first] == allowed[first:, :first]).all()):
+        if bool((by_two & allowed)[first:, :first].any()):
+            return (
+                f"{told}that is long no token sees the past, in a short one they do: the cache is cut to its last keys, "
+                "those of the chunk among them, before the chunk attends, not after"
+            )
         return f"{told}no token sees the past: the cached keys are hidden, or left out, there"
-    starts = [int(seen[t].nonzero().min()) for t in range(first, length)]
-    if len(set(starts)) == 1 and rows[-1] < length - 1:
+    below = torch.ones_like(allowed).tril(-1)
+    oldest = [int(row.nonzero().min()) if bool(row.any()) else length for row in seen & below]
+    if rows[-1] < length - 1 and all(int(missing[t].nonzero().max()) < oldest[t] for t in rows):
         return (
             f"{told}the earlier tokens lose keys that they should see, the last one loses none: the cache is cut to "
             "what the last token sees before the chunk attends, not after"
