@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from veriformer.properties.diagnosis.masks.masked import Masked
 
 _LENGTH, _REAL = 6, 4  # fewer than there are channels
+_SAMPLES = 6  # a maximum over zeros shows where all real states are negative
 
 
 def pooled_cause(masked: Masked) -> str | None:
@@ -41,14 +42,15 @@ def _moving(masked: Masked, x: Tensor, mask: Tensor) -> list[int]:
 
 
 def _padded_on(masked: Masked, side: str) -> str | None:
-    x = masked.distinct(1, _LENGTH)
-    mask = masked.padded(x, [_REAL], side)
+    x = masked.distinct(_SAMPLES, _LENGTH)
+    mask = masked.padded(x, [_REAL] * _SAMPLES, side)
     found = pooling_of(masked, x, mask)
     if found is None:
         return None
     for states in found[0]:
-        if told := _of_weights(states[0], found[1][0], mask[0].cpu(), side):
-            return told
+        for own, pooled in zip(states, found[1], strict=True):
+            if told := _of_weights(own, pooled, mask[0].cpu(), side):
+                return told
     return None
 
 
