@@ -73,6 +73,10 @@ class Flow:
             self.limit,
         )
 
+    def lengthened(self, times: int) -> Traced:
+        """Return the trace of a forward on each sequence said so many times over."""
+        return _traced(self.case, self.built, tuple(torch.cat([x] * times, dim=1) for x in self.inputs), self.limit)
+
     def repeated(self) -> Traced:
         """Return the trace of a forward on the first token of each sample, at every position."""
         return _traced(

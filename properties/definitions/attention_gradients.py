@@ -31,8 +31,8 @@ def exact_attention(
     A score errs by at most d = |q| max |k| scale (gamma_K + 2 eps), Cauchy-Schwarz: a weight by e^(2 d) - 1 relatively,
     and by five reductions over S (two sums, one division, and in tiles a rescaling of each sum). The gradients add a
     product over E and a sum over T or S; of a difference w v^T - <w, o> the sizes |w| |v| of both sides count.
-    A kernel that joins the outputs of blocks as o + c (o' - o) gives 1 - c of its gradient to o, a difference that is off
-    by eps / 2 however small it is: beside its relative error a weight errs by that at each of the joints behind it.
+    A kernel that joins the outputs of blocks as o + c (o' - o) gives 1 - c of its gradient to o, a difference that is
+    off by eps / 2 however small it is: beside its relative error a weight errs by that at each joint behind it.
 
     Args:
         query: `[B, H, T, K]`.

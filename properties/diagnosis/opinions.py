@@ -19,8 +19,10 @@ from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
 from veriformer.properties.diagnosis.losses import loss_opinion
+from veriformer.properties.diagnosis.masks.inside import mask_opinion
 from veriformer.properties.diagnosis.norms import wrong_widths
 from veriformer.properties.diagnosis.places.batches import TOKENWISE
+from veriformer.properties.diagnosis.places.lookups import lookup_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
@@ -54,6 +56,7 @@ class Opinion:
 
 _EVERY = tuple(KINDS)
 _ORDINARY = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
+_WHOLE = ("encoder", "decoder", "encoder_decoder", "classifier")
 _FACT = re.compile(r"declare \w+=")
 
 _OF_ROWS = (
@@ -75,10 +78,12 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
     Opinion(tile_opinion, ("attention",), ("attention.tiles",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
+    Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
+    Opinion(lookup_opinion, _WHOLE, ("permutation.broken", "positions.order", "parameters.all-used"), "before"),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
     Opinion(odd_positions, PER_POSITION, _OF_LENGTHS),
     Opinion(wrong_widths, ("norm",), ("gradients.", "norm.")),

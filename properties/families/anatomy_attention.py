@@ -12,6 +12,7 @@ from veriformer.properties.anatomy.sublayers import dealt_in_turns, not_normalis
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.masks.inside import allowed_in, mask_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
@@ -23,7 +24,6 @@ from veriformer.properties.subject.subject import Subject
 
 KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _PAPER = "Vaswani et al. 2017, section 3.2."
-_FEW = 3  # distances that are told one by one
 
 
 @holds(
@@ -260,7 +260,7 @@ def every_head_has_the_mask(case: Case) -> None:
     a window beside layers without one are a design, where no window is declared.
     """
     flowing = flow(case)
-    known = [(i, a, w) for i, a in enumerate(followed(flowing.seen)) if (w := _wanted(flowing, a)) is not None]
+    known = [(i, a, w) for i, a in enumerate(followed(flowing.seen)) if (w := allowed_in(flowing, a)) is not None]
     if not known:
         case.does_not_apply("no attention over its sequences could be followed")
     whole = any(torch.equal(a.hidden, (~w).expand_as(a.hidden)) for _, a, w in known)
@@ -280,7 +280,7 @@ def every_head_has_the_mask(case: Case) -> None:
             f"in {place} head {head} of {len(hidden)}: query {t} {sees} key {s}",
             got=f"{int((hidden[head] & allowed).sum())} too many hidden, {int((~hidden[head] & ~allowed).sum())} seen",
             expected="those of the declared mask",
-            cause=lambda hidden=hidden, allowed=allowed, place=place: _mask_cause(hidden, allowed, place),  # type: ignore[misc]
+            cause=lambda hidden=hidden, allowed=allowed, place=place: mask_cause(hidden, allowed, place),  # type: ignore[misc]
             asks=("sparse", True) if bool((hidden | allowed).all()) else None,
         )
 
@@ -301,55 +301,3 @@ def hidden_keys(seen: Traced, number: int) -> Tensor:
 def seen_keys(seen: Traced, number: int) -> Tensor:
     """Return `[H, T, S]`: which keys some sample's query gives a weight in the attention of a number."""
     return (followed(seen)[number].weights > HIDDEN).any(0)
-
-
-def _wanted(flowing: Flow, attention: Attention) -> Tensor | None:
-    """Return `[T, S]`: what may be seen in an attention; None where it is over something else than the sequences."""
-    subject = flowing.case.subject
-    _, queries, keys = attention.hidden.shape
-    if (queries, keys) == (flowing.length, flowing.length):
-        if not subject.fact("causal"):  # what a two-sided window hides is declared in no one way
-            return None if subject.declares.get("window") else torch.ones(queries, keys, dtype=torch.bool)
-        reaches = (subject.declares.get("window") or 0) < flowing.length
-        window = subject.fact("window") if reaches else None  # a longer one hides nothing here, and is not verified
-        return causal_region(flowing.length, window, subject.fact("prefix"), subject.fact("sink_tokens", 0))
-    if flowing.other and queries in (flowing.length, flowing.other) and keys == flowing.other:
-        return torch.ones(queries, keys, dtype=torch.bool)
-    return None
-
-
-def _mask_cause(hidden: Tensor, allowed: Tensor, place: str) -> str | None:
-    """Say how the mask of an attention differs, where all its heads do so alike."""
-    if not bool((hidden == hidden[:1]).all()):
-        wrong = [str(h) for h in range(len(hidden)) if not torch.equal(hidden[h], ~allowed)]
-        return f"the mask of head {', '.join(wrong)} in {place} is another one than that of the others"
-    own, length = hidden[0], hidden.shape[-1]
-    if not bool(own.any()):
-        return f"no mask hides anything in {place}"
-    if own.shape[0] != own.shape[1]:
-        return None
-    if torch.equal(own, torch.ones_like(own).triu(1)):
-        return f"a causal mask hides the later keys in {place}"
-    rest = own & ~torch.eye(length, dtype=torch.bool)
-    if torch.equal(rest, ~allowed) and int((own & ~rest).sum()) >= length - 1:
-        return f"queries do not see themselves in {place}"
-    for shift in (-2, -1, 1, 2):
-        if torch.equal(own, torch.ones_like(own).triu(1 + shift)):
-            way = "later" if shift > 0 else "earlier"
-            return f"the causal mask in {place} begins {abs(shift)} {way} than behind the query itself"
-    for window in range(1, length):
-        if torch.equal(own, ~causal_region(length, window)):
-            return f"in {place} queries see the last {window} keys alone, themselves among them"
-    return _diagonals(own, allowed, place)
-
-
-def _diagonals(own: Tensor, allowed: Tensor, place: str) -> str | None:
-    """Say which distances are hidden, or seen, against the declared mask `[T, T]`, where that is all that differs."""
-    told = []
-    for which, words in ((own & allowed, "do not see"), (~own & ~allowed, "see")):
-        whole = [d for d in range(1 - len(own), len(own)) if len(line := which.diagonal(d)) and bool(line.all())]
-        if sum(len(which.diagonal(d)) for d in whole) != int(which.sum()) or len(whole) > _FEW:
-            return None
-        keys = [f"{abs(d)} {'ahead' if d > 0 else 'before'}" if d else "themselves" for d in whole]
-        told += [f"queries {words} the key {' and '.join(keys)}"] * bool(keys)
-    return f"in {place} {'; '.join(told)}" if told else None

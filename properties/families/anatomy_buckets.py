@@ -9,6 +9,7 @@ from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.flow import Flow, is_far
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
+from veriformer.properties.formulas.relative_biases import wrong_buckets
 from veriformer.reference.position_bias import t5_bucket
 
 _SOLVED = 64
@@ -38,7 +39,7 @@ def buckets_are_those_of_t5(case: Case, flowing: Flow) -> None:
             expected=f"the same in each of {count} {'two-sided' if both else 'one-sided'} buckets to {far}",
             error=error,
             tolerance=1e3 * flowing.limit,
-            cause=lambda a=attention, b=both, p=place: _words(a, count, far, b, p, flowing.limit),  # type: ignore[misc]
+            cause=lambda a=attention, b=both, p=place: _words(flowing, a, count, far, b, p),  # type: ignore[misc]
         )
         if not is_far(case) or not flowing.built.is_fresh:
             continue  # of weights that were given two may be equal
@@ -97,8 +98,12 @@ def _by_bucket(attention: Attention, bucket: Tensor, count: int) -> tuple[Tensor
 
 
 def _misfit(attention: Attention, count: int, far: int, both: bool) -> float:
-    length = attention.bias.shape[-1]
-    bucket, seen = _buckets(length, count, far, both), ~attention.hidden[0]
+    return _off(attention, _buckets(attention.bias.shape[-1], count, far, both))
+
+
+def _off(attention: Attention, bucket: Tensor) -> float:
+    """Return how far a bias is from one number a head and bucket `[T, T]`, up to a constant a row."""
+    length, seen, count = len(bucket), ~attention.hidden[0], int(bucket.max()) + 1
     if length > _SOLVED and bool(seen.diagonal().all()):
         found = _by_bucket(attention, bucket, count)
         return float(torch.where(seen, found[1] - found[0][:, bucket], 0.0).abs().amax())
@@ -114,7 +119,7 @@ def _misfit(attention: Attention, count: int, far: int, both: bool) -> float:
 def _why_alike(attention: Attention, count: int, far: int, both: bool, place: str, limit: float) -> str | None:
     """Say by what rule, or for want of which, distances of different buckets share a bias."""
     if not bool(attention.bias.abs().amax() > 1e-9):
-        return f"no bias is added to the scores in {place}"
+        return f"nothing that a softmax keeps is added to the scores in {place}: no bias, or one number for all"
     if not both and _misfit(attention, count, far, True) < 1e3 * limit:
         return (
             f"the buckets in {place} are two-sided, where one-sided ones are right: half of the {count} are left for "
@@ -123,8 +128,35 @@ def _why_alike(attention: Attention, count: int, far: int, both: bool, place: st
     return None
 
 
-def _words(attention: Attention, count: int, far: int, both: bool, place: str, limit: float) -> str | None:
+def _words(flowing: Flow, attention: Attention, count: int, far: int, both: bool, place: str) -> str | None:
+    limit, wide = flowing.limit, attention.bias.shape[-1]
     if _misfit(attention, count, far, not both) < 1e3 * limit:
         ways = ("one-sided", "two-sided")
         return f"the buckets in {place} are {ways[not both]}, where {ways[both]} ones are right"
-    return None
+    told = rules_that_fit(attention, count, far, both, limit)
+    if len(told) > 1:
+        longer = flowing.lengthened(4)
+        same = [a for a in followed(longer) if (a.place, a.bias.shape[-1]) == (attention.place, 4 * wide)]
+        told = [words for words in told if same and words in rules_that_fit(same[0], count, far, both, limit)]
+    return f"in {place} {told[0]}" if told else None  # of rules that are one at these sizes the likeliest
+
+
+def rules_that_fit(attention: Attention, count: int, far: int, both: bool, limit: float) -> list[str]:
+    """Return the wrong rules that give a bias one number a bucket, another one in each."""
+    at, seen = torch.arange(attention.bias.shape[-1]), ~attention.hidden[0]
+    found = []
+    for words, guess in wrong_buckets(at[None, :] - at[:, None], both, count, far):
+        bucket = torch.zeros_like(guess)
+        bucket[seen] = guess[seen].unique(return_inverse=True)[1]
+        if _off(attention, bucket) >= 1e3 * limit:
+            continue
+        if not bool(seen.diagonal().all()) or _are_apart(attention, bucket, limit):
+            found.append(words)
+    return found
+
+
+def _are_apart(attention: Attention, bucket: Tensor, limit: float) -> bool:
+    """Whether no two buckets have one bias."""
+    numbers = _by_bucket(attention, bucket, int(bucket.max()) + 1)[0]
+    apart = (numbers[:, :, None] - numbers[:, None, :]).abs().amax(0)
+    return bool((apart + torch.eye(len(apart)) > 1e3 * limit).all())

@@ -46,7 +46,7 @@ def layers_follow_one_another(case: Case) -> None:
     lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
     parts = [name for name in listed_twice(built.module) if not any(_is_one_of(built.module, name, x) for x in lists)]
     case.equal(
-        parts, [], f"one module stands in {', '.join(parts)} several times", got=", ".join(parts), expected="no such list",
+        parts, [], f"one module stands in {', '.join(parts)} several times", got=", ".join(parts), expected="none",
         cause=lambda: f"all of {parts[0]} that seem to be several are one module with one set of weights",
         asks=("shared_layers", True),
     )  # fmt: skip

@@ -273,9 +273,10 @@ def _as_plain(output: Any) -> Any:
 )
 def every_parameter_is_connected(case: Case) -> None:
     """All outputs of the model count, also those that the subject's forward does not pick (a pooler beside the hidden
-    states), and the tokens that patches of an image become where the forward begins behind them. A gradient must exist; it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is
-    exactly zero though the output depends on it (a choice without a weight) is never trained either. A forward
-    without any gradient is a question: it may be meant for inference alone.
+    states), and the tokens that patches of an image become where the forward begins behind them. A gradient must exist;
+    it may be zero by symmetry (softmax cancels a key bias). A matrix whose gradient is exactly zero though the output
+    depends on it (a choice without a weight) is never trained either. A forward without any gradient is a question: it
+    may be meant for inference alone.
     """
     built = case.built()
     module = _is_module(case, built)

@@ -55,7 +55,15 @@ def _bucket(
     return bucket + torch.where(distance < exact, distance, far.clamp(max=buckets - last))
 
 
-def _wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> Iterator[tuple[str, Tensor]]:
+def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield wrong rules in words, each with the buckets that it gives.
+
+    Args:
+        relative: int64, key position minus query position.
+        both: whether past and future are told apart.
+        buckets: in all.
+        farthest: distance that reaches the last bucket.
+    """
     sided = "the whole past falls into one bucket and the future is told apart"
     swapped = t5_bucket(-relative, bidirectional=both, num_buckets=buckets, max_distance=farthest)
     yield f"the sign of the distance is swapped (query minus key{'' if both else ': ' + sided})", swapped
@@ -145,7 +153,7 @@ def bucket_cause(bias: Tensor, both: bool, buckets: int, farthest: int) -> str |
     right = t5_bucket(relative, bidirectional=both, num_buckets=buckets, max_distance=farthest)
     fits = [
         words
-        for words, guess in _wrong_buckets(relative, both, buckets, farthest)
+        for words, guess in wrong_buckets(relative, both, buckets, farthest)
         if torch.equal(_partition(guess.flatten()[None]), seen)
     ]
     if torch.equal(_partition(right.flatten()[None]), seen):

@@ -120,7 +120,7 @@ def _unseen(runs: CachedRuns) -> str | None:
 
 
 def _without_blind_rows(seen: Tensor, allowed: Tensor) -> Tensor:
-    """Leave out what lies ahead of tokens that see nothing of their past: without a key a softmax is the same for all."""
+    """Leave out what lies ahead of tokens that see nothing of their past: without a key all weights are the same."""
     past = torch.ones_like(allowed).tril(-1)
     blind = (allowed & past).any(1) & ~(seen & allowed & past).any(1)
     return seen & ~(blind[:, None] & past.mT)
@@ -220,8 +220,8 @@ def _lost_in_chunk(seen: Tensor, allowed: Tensor, first: int, by_two: Tensor) ->
     if rows == list(range(first, length)) and bool((missing[first:, :first] == allowed[first:, :first]).all()):
         if bool((by_two & allowed)[first:, :first].any()):
             return (
-                f"{told}that is long no token sees the past, in a short one they do: the cache is cut to its last keys, "
-                "those of the chunk among them, before the chunk attends, not after"
+                f"{told}that is long no token sees the past, in a short one they do: the cache is cut to its last "
+                "keys, those of the chunk among them, before the chunk attends, not after"
             )
         return f"{told}no token sees the past: the cached keys are hidden, or left out, there"
     below = torch.ones_like(allowed).tril(-1)
