@@ -44,9 +44,18 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def norm_calls(seen: Traced) -> list[NormCall]:
-    """Return the calls of modules that are norms in a forward, in order."""
-    found: list[NormCall] = seen.once("norms", lambda: [_read(c, seen.limit) for c in seen.calls if is_norm(c.part)])
+    """Return the calls of modules that are norms in a forward, in order.
+
+    One inside of which a product is made runs a sublayer beside its norm (`AddNorm`, `PreNorm`): it is none itself.
+    """
+    found: list[NormCall] = seen.once(
+        "norms", lambda: [_read(c, seen.limit) for c in seen.calls if is_norm(c.part) and not _runs_a_product(c, seen)]
+    )
     return found
+
+
+def _runs_a_product(call: ModuleCall, seen: Traced) -> bool:
+    return any(call.since < p.when < call.when for p in seen.products)
 
 
 def _read(call: ModuleCall, limit: float) -> NormCall:

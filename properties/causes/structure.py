@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.counts import fewest, possible_counts
 from veriformer.properties.definitions.flops import expected_weights
@@ -43,12 +44,12 @@ def is_of_textbook_shapes(case: Case, built: Built) -> bool:
     """Return whether every parameter has a shape that the textbook's model has, or the structure is declared."""
     if case.subject.fact("structure") == "textbook":
         return True
-    return not inventory(built.module, case.subject, built.config).others
+    return not inventory(built.module, case.subject, sizes_of(case.bench, built)).others
 
 
 def unlike_the_textbook(case: Case, built: Built) -> str | None:
     """Name a parameter whose shape the textbook's model does not have."""
-    others = inventory(built.module, case.subject, built.config).others
+    others = inventory(built.module, case.subject, sizes_of(case.bench, built)).others
     if not others:
         return None
     with off_the_record(case):
@@ -61,12 +62,13 @@ def unlike_the_textbook(case: Case, built: Built) -> str | None:
 
 def _signs(case: Case, matrices: bool) -> Iterator[str]:
     subject = case.subject
-    for config in case.bench.configs:
-        built = case.bench.pool.get(config, torch.float32)
+    for drawn in case.bench.configs:
+        built = case.bench.pool.get(drawn, torch.float32)
         if not isinstance(built.module, nn.Module):
             return
         if told := remade_weights(built.module):
             yield told
+        config = sizes_of(case.bench, built)
         found = inventory(built.module, subject, config)
         if not found.others and not matrices:
             continue

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import DispatchWatch, WorkWatch
 from veriformer.properties.causes.structure import beside_the_textbook, off_the_record
@@ -110,7 +111,8 @@ def _possible(case: Case, run: Caller) -> list[Flops]:
 
     A decoder may give hidden states instead of logits, an encoder logits instead of hidden states.
     """
-    config, found = run.built.config, possible_flops(case.subject, run.built.config)
+    config = sizes_of(case.bench, run.built)
+    found = possible_flops(case.subject, config)
     if case.subject.kind not in ("encoder", "decoder") or not case.subject.takes_tokens:
         return found
     width, sizes = run().shape[-1], (config.d_model, config.vocab_size)

@@ -45,9 +45,9 @@ _NEARLY = 1e-4
     catches=("DR04", "DR05"),
 )
 def stochastic_depth_is_right_on_average(case: Case) -> None:
-    """The modules are told by their names (DropPath, StochasticDepth) and called by themselves: the expectation passes
-    through no nonlinearity. Of a layer that drops its branches by itself many equal samples show it. An implementation
-    that does not scale declares `drop_path_scaled=False`.
+    """The modules are told by their names (DropPath, StochasticDepth) and called by themselves, with the samples where
+    the model has them: the expectation passes through no nonlinearity. Of a layer that drops its branches by itself
+    many equal samples show it. An implementation that does not scale declares `drop_path_scaled=False`.
     """
     built = case.bench.pool.fresh(_at_a_rate(case), torch.float32)
     parts = [(name, part, rate) for name, part, rate in drop_paths(built.module) if rate > 0]
@@ -67,7 +67,9 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
         cause=lambda: "another branch's stochastic depth is used in its place",
     )
     name, part, rate = parts[case.integer("part", 0, len(parts) - 1)]
+    axis = case.apply(axis_of_samples, built.module, name, run, len(tensors[0]))
     x = 1 + case.normal(SAMPLES, 2, 3, dtype=torch.float32).abs()
+    x = x.transpose(0, axis).contiguous()
     with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
         reseed(case.integer("drop seed", 0, 9999))
         part.train()
@@ -76,9 +78,10 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
         still = case.bench.call(part, x.clone())
     case.exact(still, x, f"{name} changes its input in eval mode")
     kept = 1 / (1 - rate) if case.subject.fact("drop_path_scaled", True) else 1.0
+    share = share.transpose(0, axis)
     first = share[:, :1, :1]
     case.close(share, first.expand_as(share), f"{name} drops parts of a sample", bound=8 * epsilon(x.dtype) * kept,
-               constants_allowed=True, cause=lambda: "every entry is drawn by itself, as in dropout")  # fmt: skip
+               constants_allowed=True, cause=lambda: _parts_cause(share, axis))  # fmt: skip
     values = first.flatten()
     is_zero = values == 0
     case.close(values[~is_zero], torch.full_like(values[~is_zero], kept), f"{name} does not scale what it keeps",
@@ -89,6 +92,42 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def _parts_cause(share: Tensor, axis: int) -> str | None:
+    """Say what is drawn in place of whole samples, of shares `[B, ...]` that were dropped or kept."""
+    dropped = share == 0
+    for other in (1, 2):
+        rows = dropped.transpose(0, other)
+        if bool((rows == rows[:, :1, :1]).all()):
+            where = "step of time" if other == axis == 1 else f"place along axis {other}"
+            return f"one decision is drawn for each {where}, the same for all samples: the axes are confused"
+    return "every entry is drawn by itself, as in dropout"
+
+
+def axis_of_samples(model: nn.Module, name: str, run: Callable[[], object], batch: int) -> int:
+    """Return the axis along which a part of a model is given its samples: the second where time stands first.
+
+    Args:
+        model: whose part is called.
+        name: of the part.
+        run: calls the model on as many samples as no other axis of a part has.
+        batch: how many.
+    """
+    shapes: list[torch.Size] = []
+
+    def note(part: nn.Module, args: tuple[object, ...]) -> None:
+        shapes.extend(x.shape for x in args[:1] if isinstance(x, Tensor))
+
+    hook = model.get_submodule(name).register_forward_pre_hook(note)
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        hook.remove()
+    if not shapes or len(shapes[0]) != 3 or shapes[0][0] == batch or list(shapes[0]).count(batch) != 1:
+        return 0
+    return list(shapes[0]).index(batch)
 
 
 def branches_are_scaled(case: Case, built: Built) -> None:

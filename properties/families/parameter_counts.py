@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import surplus_cause
 from veriformer.properties.causes.structure import beside_the_textbook, is_of_textbook_shapes, unlike_the_textbook
@@ -55,7 +56,7 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
     if not isinstance(module, nn.Module):
         case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
     before = case.apply(count, module)
-    components = nearest_count(possible_counts(case.subject, built.config), before)
+    components = nearest_count(possible_counts(case.subject, sizes_of(case.bench, built)), before)
     wanted = total(components)
     case.integer("calls", 0, 1)
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
@@ -79,7 +80,7 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
 def _count_cause(case: Case, built: Built, difference: int, components: list[Component]) -> str | None:
     """Name what is seen; multiples of a size are named only where all shapes are the textbook's."""
     if is_of_textbook_shapes(case, built):
-        return surplus_cause(difference, components, built.config)
+        return surplus_cause(difference, components, sizes_of(case.bench, built))
     return unlike_the_textbook(case, built)
 
 
@@ -139,7 +140,7 @@ def published_sizes_give_published_counts(case: Case) -> None:
     if got != wanted and case.subject.fact("structure") != "textbook":
         small = case.bench.pool.get(case.bench.configs[0], torch.float32)
         own = count(small.module)
-        if own != total(nearest_count(possible_counts(case.subject, small.config), own)):
+        if own != total(nearest_count(possible_counts(case.subject, sizes_of(case.bench, small)), own)):
             case.does_not_apply("its blocks are not the textbook's at other sizes either: see parameters.exact-count")
     case.equal(
         got,

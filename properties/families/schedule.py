@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.schedules import Rates, wrong_falls
 
 _KIND = ("schedule",)
 _BOUND = 16 * epsilon(torch.float32)
@@ -31,18 +32,35 @@ def _rate(case: Case, built: Built, step: int) -> float:
     return float(value)
 
 
-def _follows(case: Case, built: Built, formula: Callable[[int], float], steps: list[int], scale: float) -> None:
-    """Require the rates at these steps to be those of the formula."""
+def _follows(
+    case: Case,
+    built: Built,
+    formula: Rates,
+    steps: list[int],
+    scale: float,
+    others: Sequence[tuple[str, Rates]] = (),
+) -> None:
+    """Require the rates at these steps to be those of the formula, and not of others, each with what is wrong in it."""
     got = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
     expected = torch.tensor([formula(step) for step in steps], dtype=torch.float64)
     worst = int((got - expected).abs().argmax())
     case.close(
         got, expected, f"the rate at step {steps[worst]} is not that of the formula", bound=_BOUND * scale,
-        constants_allowed=True, cause=lambda: _offset(got, formula, steps),
+        constants_allowed=True, cause=lambda: _told(got, others, steps) or _offset(got, formula, steps),
     )  # fmt: skip
 
 
-def _offset(got: Tensor, formula: Callable[[int], float], steps: list[int]) -> str | None:
+def _told(got: Tensor, others: Sequence[tuple[str, Rates]], steps: list[int]) -> str | None:
+    """Name the one wrong formula that gives these rates."""
+    fits = [
+        words
+        for words, wrong in others
+        if torch.allclose(got, torch.tensor([wrong(step) for step in steps], dtype=torch.float64), rtol=1e-5, atol=1e-9)
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _offset(got: Tensor, formula: Rates, steps: list[int]) -> str | None:
     for words, move in (("the step before", -1), ("the step after", 1)):
         moved = torch.tensor([formula(max(step + move, 0)) for step in steps], dtype=torch.float64)
         if torch.allclose(got, moved, rtol=1e-5):
@@ -121,8 +139,9 @@ def _falling(case: Case, fall: Callable[[float], float]) -> None:
         u = min(1.0, (step - warmup) / max(1, total - warmup))
         return floor + (peak - floor) * fall(u)
 
+    others = wrong_falls(fall, warmup, total, peak, floor)
     later = sorted({warmup, warmup + 1, (warmup + total) // 2, total, total + 5, case.integer("step", warmup, total)})
-    _follows(case, built, formula, later, peak)
+    _follows(case, built, formula, later, peak, others)
     steps = range(0, warmup + 1, max(1, warmup // 16))
     rising = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
     before, after = rising[:-1], rising[1:] * (1 + _BOUND)

@@ -17,7 +17,7 @@ _FEW = 3  # distances that are told one by one
 def mask_opinion(case: Case, problem: Violation) -> str | None:
     """Name what is wrong with the first mask that hides something and not what it should: a leak seen from inside."""
     del problem
-    flowing = flow(case)
+    flowing = flow(case, goes_far=False)
     for attention in followed(flowing.seen):
         allowed = allowed_in(flowing, attention)
         if allowed is None or not bool(attention.hidden.any()):

@@ -80,7 +80,7 @@ def _reached(batches: Batches, x: Tensor, base: Tensor, start: Tensor, length: i
         got = batches.together(x, mask)
         keep = base & mask if batches.per_position else None
         changed = batches.rows_differ(got, start)
-        rows.append((changed & keep).any(1) if keep is not None else changed)
+        rows.append((changed & keep).any(1) if keep is not None else changed.reshape(len(x), -1).any(1))
     return torch.stack(rows).cpu()
 
 
