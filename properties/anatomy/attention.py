@@ -9,6 +9,7 @@ alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -170,20 +171,37 @@ def _laid_out(
     if groups > 1 and not rest:  # heads that share keys stand one behind another
         query = query.unflatten(-2, (groups, -1))
         key = key.unsqueeze(-3).expand(*key.shape[:-2], groups, *key.shape[-2:])
-    parts = [x.reshape(-1, *x.shape[-2:]).double() for x in (weights, raw.reshape(weights.shape), query, key, value)]
-    if any(len(x) % seen.batch for x in parts):
-        return []  # a table of relative positions, say, that all samples share
     found = []
-    for is_head_first in (False, True) if len(parts[0]) > seen.batch else (False,):
-        w, r, q, k, v = (_by_sample(x, seen.batch, is_head_first) for x in parts)
-        filled = q.shape[-1]
-        q, k, v = _without_zeros(q, k), _without_zeros(k, q), _without_zeros(v)
-        factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
-        if over == "queries":
-            bias, hidden = bias.mT, hidden.mT
-        told = (w, q, k, v, hidden, factor, bias, misfit)
-        found.append(Attention(product.place, over, *told, [], [], [], product.when, filled))
+    for arranged in _unstacked(weights, raw.reshape(weights.shape), query, key, value):
+        parts = [x.reshape(-1, *x.shape[-2:]).double() for x in arranged]
+        if any(len(x) % seen.batch for x in parts):
+            return []  # a table of relative positions, say, that all samples share
+        for is_head_first in (False, True) if len(parts[0]) > seen.batch else (False,):
+            w, r, q, k, v = (_by_sample(x, seen.batch, is_head_first) for x in parts)
+            filled = q.shape[-1]
+            q, k, v = _without_zeros(q, k), _without_zeros(k, q), _without_zeros(v)
+            factor, bias, misfit, hidden = _fitted(w, r) if over == "keys" else _fitted(w.mT, r.mT)
+            if over == "queries":
+                bias, hidden = bias.mT, hidden.mT
+            told = (w, q, k, v, hidden, factor, bias, misfit)
+            found.append(Attention(product.place, over, *told, [], [], [], product.when, filled))
     return found
+
+
+def _unstacked(weights: Tensor, raw: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield an attention with its heads apart, where the rows of several that share keys are those of one matrix.
+
+    An einsum of queries `[B, H, T, K]` and keys `[B, S, K]` is one product of `[B, H T, K]`, or of `[B, T H, K]`; a
+    sequence over itself has as many queries as keys.
+    """
+    many, rest = divmod(weights.shape[-2], weights.shape[-1])
+    if rest or many < 2 or query.shape[-2] != weights.shape[-2] or value.ndim != key.ndim:
+        yield weights, raw, query, key, value
+        return
+    shared = [x.unsqueeze(-3).expand(*x.shape[:-2], many, *x.shape[-2:]) for x in (key, value)]
+    stacked = (weights, raw, query)
+    yield (*(x.unflatten(-2, (many, -1)) for x in stacked), *shared)
+    yield (*(x.unflatten(-2, (-1, many)).transpose(-3, -2) for x in stacked), *shared)
 
 
 def _without_zeros(x: Tensor, *beside: Tensor) -> Tensor:

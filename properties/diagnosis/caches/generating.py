@@ -7,13 +7,14 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.diagnosis.attentions import attentions
+from veriformer.properties.diagnosis.attentions import Attended, attentions, rows_of
 from veriformer.properties.diagnosis.caches.cached import cache_cause
 from veriformer.properties.diagnosis.caches.kept import steps_of
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
+from veriformer.properties.diagnosis.places.lookups import lookups
 from veriformer.properties.engine.case import Case
 
 _LEAST = 1e-9  # a weight below is that of a hidden key
@@ -40,6 +41,8 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
             return told + (_fed(runs, prompts[0]) if use_cache else "")
     if many := _too_many(runs, use_cache):
         return many
+    if use_cache and (stands := _rows_read(runs, prompts[0]) or _attended_otherwise(runs, prompts[0])):
+        return stands
     if use_cache and case.subject.cache is not None:
         x, sizes = first[0][:, :-1], [3, *[1] * (_STEPS - 1)]
         chosen = runs.cached(x, sizes)[:, 2:].argmax(-1)
@@ -116,6 +119,73 @@ def _fed(runs: CachedRuns, prompt: Tensor) -> str:
         return ""
     fed, needed = sum(step.size for step in steps), prompt.shape[1] + _STEPS - 1
     return f" ({fed} tokens are fed where {needed} are needed)" if fed != needed else ""
+
+
+def _rows_read(runs: CachedRuns, prompt: Tensor) -> str | None:
+    """Say at which rows of a table of positions the new tokens of a cached generation stand, where it looks them up.
+
+    Without the cache every step looks up one row more, the last of them that of the newest token.
+    """
+    model, length = runs.clean(), prompt.shape[1]
+    if not isinstance(model.module, nn.Module):
+        return None
+    whole = lookups(model.module, lambda: runs.case.call(model, prompt))
+    tables = [look for look in whole if look.rows.numel() % length == 0 and _rises_by_one(look.rows)]
+    if not tables:
+        return None
+    name, first = tables[0].name, int(tables[0].rows.flatten()[0])
+    cached = runs.clean()
+    read = [x.rows for x in lookups(cached.module, lambda: _generated(runs, prompt, True, cached)) if x.name == name]
+    if len(read) != _STEPS or any(rows.shape[-1] != 1 for rows in read[1:]):
+        return None
+    new = [int(rows.flatten()[0]) - first for rows in read[1:]]
+    right = list(range(length, length + len(new)))
+    if new == right:
+        return None
+    off = {a - b for a, b in zip(new, right, strict=True)}
+    told = f"behind a prompt of {length} tokens the next ones stand at positions {new} of {name} instead of {right}"
+    if len(off) == 1:
+        return f"{told}: {abs(off.pop())} too {'far' if new > right else 'small'}"
+    return f"{told}: their position is not the number of tokens before them"
+
+
+def _attended_otherwise(runs: CachedRuns, prompt: Tensor) -> str | None:
+    """Say what the first attention of a cached step is given that the same tokens without a cache do not give it."""
+    got = _generated(runs, prompt, True)[:, :-1]
+    whole = attentions(lambda: runs.whole(got))
+    steps = steps_of(attentions(lambda: _generated(runs, prompt, True)), len(whole))
+    if not whole or steps is None or len(steps) != _STEPS:
+        return None
+    for number, step in enumerate(steps[1:], 2):
+        one, all_of_it, end = step.layers[0], whole[0], step.start + step.size
+        if one.query.shape[:-2] != all_of_it.query.shape[:-2]:
+            return None
+        wanted = list(range(step.start, end))
+        rows = [rows_of(a, b) for a, b in _parts(one, all_of_it)]
+        new = [own[-step.size :] for own in rows]
+        turned = [name for name, own in zip(("queries", "keys"), new, strict=False) if own != wanted]
+        if turned and new[2] == wanted:
+            return (
+                f"the token that step {number} is fed has the right value and other {' and '.join(turned)} than "
+                "without the cache: it stands at another position than the number of tokens before it"
+            )
+        if turned or new[2] != wanted:
+            return None
+        past = [own[: -step.size] for own in rows[1:]]
+        before = list(range(step.start - len(past[0]), step.start))
+        if past[0] != before or past[1] != before:
+            odd = " and ".join(name for name, own in zip(("keys", "values"), past, strict=True) if own != before)
+            return f"the cached {odd} of step {number} are not those of the tokens before it"
+    return None
+
+
+def _parts(one: Attended, other: Attended) -> list[tuple[Tensor, Tensor]]:
+    return [(one.query, other.query), (one.key, other.key), (one.value, other.value)]
+
+
+def _rises_by_one(rows: Tensor) -> bool:
+    last = rows.reshape(-1, rows.shape[-1])
+    return rows.shape[-1] > 1 and bool((last.diff(dim=-1) == 1).all()) and bool((last == last[:1]).all())
 
 
 def _too_many(runs: CachedRuns, use_cache: bool) -> str | None:
