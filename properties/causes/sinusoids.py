@@ -12,7 +12,14 @@ from veriformer.properties.definitions.differences import worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form, table_bound
 
 
-def _wrong_tables(length: int, width: int, base: float) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def wrong_tables(length: int, width: int, base: float) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield wrong tables `[T, D]`, each with the formula that gives it.
+
+    Args:
+        length: T.
+        width: D.
+        base: declared.
+    """
     position = torch.arange(length, dtype=torch.float64)[:, None]
     pair, channel = torch.arange((width + 1) // 2, dtype=torch.float64), torch.arange(width, dtype=torch.float64)
 
@@ -80,7 +87,7 @@ def table_cause(table: Tensor, base: float, layout: str) -> str | None:
     ratio = float((table.double() * right[layout]).sum() / right[layout].square().sum())
     if worst_difference(table.double(), ratio * right[layout], bound * max(1.0, abs(ratio))).error <= 1:
         return f"all values are {ratio:.4g} times those of the formula"
-    for words, wrong in _wrong_tables(length, width, base):
+    for words, wrong in wrong_tables(length, width, base):
         guess = wrong()
         if guess.shape == table.shape and worst_difference(table, guess, bound.amax()).error <= 1:
             return f"the table equals the formula with {words}"

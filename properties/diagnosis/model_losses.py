@@ -105,6 +105,13 @@ def _besides(loss: Loss, logits: Tensor, labels: Tensor, offset: int, share: flo
     total = labels.numel()
     if offset and abs(share * total - 1) < _NEAR:
         return Scored(offset, share, None, f"the sum over {count} labels is divided by {total}")
+    if offset > 0 and labels.ndim == 2 and abs(share * (total - offset) - 1) < _NEAR:
+        end_to_end, _ = loss_of_rows(logits.flatten(0, 1)[None, :-offset], labels.flatten()[None, offset:], 0.0, -100)
+        if abs(float(end_to_end) - base) < 1e-3 * max(1.0, abs(base)):
+            told = (
+                "the samples are laid end to end before the shift: the last row of each is scored by the next's first"
+            )
+            return Scored(offset, share, None, told)
     return Scored(offset, share, None, f"each label weighs {share:.4g}, where 1/{count} is the mean")
 
 

@@ -26,6 +26,7 @@ from veriformer.properties.anatomy.rotations import (
     turning_misfit,
 )
 from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.causes.sinusoids import wrong_tables
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
@@ -358,6 +359,10 @@ def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: flo
         return f"the table is that of base {other[1]:g}, not {base:g}"
     if layout and sinusoid_misfit(steps, width, base, "") < 1e3 * limit:
         return f"its channels are not laid out as declared ({layout})"
+    for words, table in wrong_tables(len(steps), width, base):
+        guess = table()
+        if float((guess - guess[:1] - steps).abs().amax()) < 1e3 * limit:
+            return f"the table is that of the formula with {words}"
     return None
 
 
