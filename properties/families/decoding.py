@@ -36,7 +36,12 @@ def cache_takes_mask(subject: Subject) -> str | None:
 
 
 def with_cache(
-    case: Case, built: Built, chunks: list[Tensor], mask: Tensor | None = None, reorder: Tensor | None = None
+    case: Case,
+    built: Built,
+    chunks: list[Tensor],
+    mask: Tensor | None = None,
+    reorder: Tensor | None = None,
+    source: Tensor | None = None,
 ) -> Tensor:
     """Return the outputs `[B, T, *]` of chunks of tokens, one after another, through the subject's cache."""
     if chunks[0].shape[1] < case.subject.shortest:
@@ -44,7 +49,8 @@ def with_cache(
     offered = {"attention_mask": mask, "reorder": reorder}
     given = {name: value for name, value in offered.items() if value is not None}
     with torch.no_grad():  # as in generation: a cache that a model keeps holds no graph
-        output = case.bench.call(case.subject.cache, built.module, chunks, **given)
+        before = () if source is None else (source,)
+        output = case.bench.call(case.subject.cache, built.module, *before, chunks, **given)
     if not isinstance(output, Tensor):
         raise SubjectError(f"cache returned {type(output).__name__}; outputs [B, T, *] of all chunks are required")
     return output
@@ -81,7 +87,7 @@ def cut(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:
     statement="Decoding chunk by chunk through the cache gives what the whole sequence gives at once.",
     formula="f_cache(x_1..a), f_cache(x_a+1..b), ... = f(x), for every cut",
     source="Keys and values of the past do not change: a consequence of causality (Shazeer 2019, section 2.4).",
-    kinds=(*_KIND, "self_attention", "layer"),
+    kinds=(*_KIND, "encoder_decoder", "self_attention", "layer"),
     unless=needs_part("cache"),
     sweeps_lengths=True,
     farthest=129,
@@ -91,9 +97,13 @@ def cut(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:
 )
 def the_cache_changes_nothing(case: Case) -> None:
     """Single tokens hide a mask that is wrong inside a chunk, whole prompts hide positions that do not go on; so all
-    forms of cut are drawn, and another sequence is decoded before, that must leave nothing behind.
+    forms of cut are drawn, and another sequence is decoded before, that must leave nothing behind. Of two sequences the
+    target is cut, and what is decoded before has another source of the same shape.
     """
     built, length = case.built(), case.length("T", low=2)
+    if case.subject.kind == "encoder_decoder":
+        _targets_through_the_cache(case, built, length)
+        return
     x = _drawn(case, built, length)
     expected = case.call(built, x)
     if case.choice("another before", (True, False)):  # what a model keeps from an earlier case would make it smaller
@@ -106,6 +116,30 @@ def the_cache_changes_nothing(case: Case) -> None:
     case.close(got, expected, "decoding through the cache gives another output than the whole sequence at once",
                asks=asks,
                cause=lambda: _traced_cause(case, built, x, sizes) or _cause(case, got, expected, sizes))  # fmt: skip
+    case.witness()
+
+
+def _targets_through_the_cache(case: Case, built: Built, length: int) -> None:
+    sources = case.integer("S", 1, 7)
+    source, target = case.tokens(2, sources), case.tokens(2, length)
+    expected = case.call(built, source, target)
+    if case.choice("another before", (True, False)):
+        with_cache(case, built, [case.tokens(2, length)], source=case.tokens(2, sources))
+    chunks = cut(case, target)
+    got = with_cache(case, built, chunks, source=source)
+    sizes = [chunk.shape[1] for chunk in chunks]
+
+    def why() -> str | None:
+        with off_the_record(case):
+            new = case.bench.pool.fresh(built.config, built.dtype, raw=built.is_raw)
+            again = with_cache(case, new, chunks, source=source)
+        if worst_difference(again, expected, size_of(expected)).error <= case.tolerance():
+            return "right on a new model, and wrong after a run of another source: what is kept of that is used again"
+        return _cause(case, got, expected, sizes)
+
+    case.close(
+        got, expected, "decoding through the cache gives another output than the whole sequence at once", cause=why
+    )
     case.witness()
 
 

@@ -69,7 +69,10 @@ FACTS: Mapping[str, Fact] = {
     for fact in (
         _flag("causal", "output t depends on inputs 0..t alone"),
         _one_of("positions", POSITIONS, "how order enters; 'other' for a kind that has no name here"),
-        _size("window", "sliding window: output t sees inputs t - window + 1 .. t"),
+        _size(
+            "window",
+            "sliding window of each layer: its output t sees its inputs t - window + 1 .. t",
+        ),
         _flag("sparse", "not all that could be seen is, by design: blocks, dilated or shifted windows, documents"),
         _count("sink_tokens", "first tokens that every query of a sliding window sees besides"),
         _size("prefix", "prefix-LM: the first `prefix` positions see one another both ways"),
