@@ -11,7 +11,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
-from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.prefixes import length_enters
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact
 from veriformer.properties.engine.property import holds
@@ -262,28 +262,10 @@ def a_prefix_gives_the_first_outputs(case: Case) -> None:
             short,
             whole[:, :cut],
             f"the outputs for the first {cut} inputs change when the sequence goes on after them",
-            cause=lambda show=show, path=path: show.leak() or _length_enters(case, stream, x, cut, path),  # type: ignore[misc]
+            cause=lambda show=show, path=path: show.leak() or length_enters(case, stream, x, cut, path),  # type: ignore[misc]
             influence=show,
         )
     case.witness()
-
-
-def _length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) -> str | None:
-    """No later input reaches an output: tell from which length on the length itself does."""
-    first = stream(x[:, :cut], path=path)
-    other = torch.cat([x[:, :cut], stream.other(x)[:, cut:]], dim=1)
-    before, after = stream(x, path=path)[:, :cut], stream(other, path=path)[:, :cut]
-    if worst_difference(after, before, size_of(before)).error > case.tolerance(stream.built):
-        long = x.shape[1]
-        return f"later inputs reach them in sequences of {long}, not in short ones"
-    for total in range(cut + 1, x.shape[1] + 1):
-        got = stream(x[:, :total], path=path)[:, :cut]
-        if worst_difference(got, first, size_of(first)).error > case.tolerance(stream.built):
-            return (
-                f"no later input reaches them; their number does, from {total} on (as with dynamic rotary scaling: "
-                f"declare max_len={total - 1} if that is meant)"
-            )
-    return None
 
 
 @holds(

@@ -17,6 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.families.left_behind import masks_leave_nothing
 from veriformer.properties.probes.dropping.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
@@ -94,7 +95,7 @@ def _every_length(case: Case, built: Built) -> None:
     catches=("DR01", "RP08", "KV04"),
 )
 def calls_do_not_depend_on_one_another(case: Case) -> None:
-    """In eval mode a subject is a function: no dropout, no state that one call leaves for the next."""
+    """In eval mode a subject is a function: no dropout, no state that one call leaves for the next, nor a mask."""
     built = case.built()
     first, other = (ordinary(case.subject, built.config, case.generator, built.dtype) for _ in range(2))
     for inputs in (first, other):
@@ -109,6 +110,7 @@ def calls_do_not_depend_on_one_another(case: Case) -> None:
     after = case.call(built, *first.tensors, *first.extras)
     case.close(after, before, "the same call gives another output the second time", constants_allowed=True,
                cause=lambda: _state(case, built, first))  # fmt: skip
+    masks_leave_nothing(case, built)
     case.witness()
 
 

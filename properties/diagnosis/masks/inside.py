@@ -52,7 +52,7 @@ def mask_cause(hidden: Tensor, allowed: Tensor, place: str) -> str | None:
     if not bool(own.any()):
         return f"no mask hides anything in {place}"
     if own.shape[0] != own.shape[1]:
-        return None
+        return _over_another(own, allowed, place)
     if torch.equal(own, torch.ones_like(own).triu(1)):
         return f"a causal mask hides the later keys in {place}"
     rest = own & ~torch.eye(length, dtype=torch.bool)
@@ -87,6 +87,33 @@ def _run(one: str, many: str, places: list[int], verb: str = "sees", verbs: str 
     if len(places) == 1:
         return f"{one} {places[0]} {verb}"
     return f"{many} {', '.join(map(str, places))} {verbs}"
+
+
+def hidden_from_some(case: Case) -> str | None:
+    """Name what is wrong with a mask over another sequence that hides more from some queries than from others."""
+    flowing = flow(case, goes_far=False)
+    for attention in followed(flowing.seen):
+        allowed = allowed_in(flowing, attention)
+        if allowed is None or allowed.shape[0] == allowed.shape[1] or not bool((attention.hidden & allowed).any()):
+            continue
+        if bool((attention.hidden != attention.hidden[:, :1]).any()):
+            return mask_cause(attention.hidden, allowed, attention.place or "the model")
+    return None
+
+
+def _over_another(own: Tensor, allowed: Tensor, place: str) -> str | None:
+    """Say what a mask hides of another sequence, `[T, S]`."""
+    queries, keys = own.shape
+    for shift, end in ((0, "first"), (keys - queries, "last")):
+        if torch.equal(own, torch.ones_like(own).triu(1 + shift)):
+            return (
+                f"a causal mask, aligned to the {end} key, hides the other sequence in {place}: query t sees it up to "
+                f"position t{f' + {shift}' if shift else ''} alone"
+            )
+    wrong = own & allowed
+    if bool(wrong.any()) and bool((wrong == wrong[:1]).all()):
+        return f"in {place} no query sees {_run('key', 'keys', wrong[0].nonzero().flatten().tolist(), '', '').strip()}"
+    return None
 
 
 def _diagonals(own: Tensor, allowed: Tensor, place: str) -> str | None:
