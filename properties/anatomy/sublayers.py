@@ -200,6 +200,28 @@ def projection_of(seen: Traced, attention: Attention) -> Product | None:
     return next((p for p in later if same_tokens(p.left, merged, seen.batch, seen.limit)), None)
 
 
+def scrambled_merges(seen: Traced) -> list[str]:
+    """Return the attentions whose heads `[B, H, T, E]` are read as `[B, T, H E]` as they lie in memory, by path.
+
+    The axes of heads and positions are to change places first: else a token gets channels of others.
+    """
+    odd = []
+    for attention in followed(seen):
+        out = attention.weights @ attention.value
+        if out.shape[1] < 2 or projection_of(seen, attention) is not None:
+            continue
+        width = out.shape[1] * out.shape[3]
+        scrambled = out.reshape(-1, width)
+        size = seen.limit * float(out.abs().amax())
+        for later in seen.products:
+            rows = later.left
+            fits = later.when > attention.when and rows.numel() == out.numel() and rows.shape[-1] == width
+            if fits and float((rows.cpu().double().reshape(-1, width) - scrambled).abs().amax()) <= size:
+                odd.append(attention.place)
+                break
+    return odd
+
+
 def unlike_keys_and_values(seen: Traced) -> list[str]:
     """Return the attentions whose keys are made of other tokens than their values, by path."""
     products = {p.when: p for p in seen.products}

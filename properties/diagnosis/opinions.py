@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
+from veriformer.properties.diagnosis.attention.merged import merge_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
 from veriformer.properties.diagnosis.attention.tiles import tile_opinion
 from veriformer.properties.diagnosis.conditions import condition_of
@@ -64,6 +65,7 @@ _OF_ROWS = (
     "padding.", "permutation.", "positions.", "training.",
 )  # fmt: skip
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
+_OF_MERGES = ("attention.", "batch.", "causality.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
@@ -78,6 +80,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(loss_opinion, ("loss",), ("gradients.",), "before"),
     Opinion(tile_opinion, ("attention",), ("attention.tiles",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
+    Opinion(merge_opinion, (*_WHOLE, "layer", "self_attention", "cross_attention"), _OF_MERGES, "before"),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),

@@ -255,11 +255,14 @@ class Case(Calling):
                 asks=asks,
             )
 
-    def finite(self, value: Tensor, what: str, *, asks: tuple[str, Any] | None = None) -> None:
-        """Require every entry to be finite; `asks` as in `close`."""
+    def finite(
+        self, value: Tensor, what: str, *, cause: Cause | None = None, asks: tuple[str, Any] | None = None
+    ) -> None:
+        """Require every entry to be finite; `cause` and `asks` as in `close`."""
         self._on_record("finite", value)
         if not bool(value.isfinite().all()):
-            raise Violation(headline=what, got=non_finite(value), expected="finite numbers", path=self.path, asks=asks)
+            got = non_finite(value)
+            raise Violation(headline=what, got=got, expected="finite numbers", path=self.path, cause=cause, asks=asks)
 
     def require(
         self,

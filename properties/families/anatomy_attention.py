@@ -8,10 +8,16 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import HIDDEN, Attention, followed, is_part_of_rows
 from veriformer.properties.anatomy.flow import BATCH, Flow, flow
 from veriformer.properties.anatomy.sources import Head
-from veriformer.properties.anatomy.sublayers import dealt_in_turns, not_normalised, unlike_keys_and_values
+from veriformer.properties.anatomy.sublayers import (
+    dealt_in_turns,
+    not_normalised,
+    scrambled_merges,
+    unlike_keys_and_values,
+)
 from veriformer.properties.anatomy.traced import Traced, traced
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.attention.merged import merge_words
 from veriformer.properties.diagnosis.masks.inside import allowed_in, mask_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
@@ -147,6 +153,15 @@ def weights_are_normalised_over_keys(case: Case) -> None:
         expected="none",
         cause=lambda: f"keys and values are dealt to the heads in two different orders in {which}",
     )
+    mixed = scrambled_merges(flowing.seen)
+    where = (mixed or [""])[0] or "the model"
+    case.require(
+        case.apply(scrambled, flowing.seen) == 0,
+        f"what the heads in {where} give is merged as it lies in memory",
+        got=f"{len(mixed)} attentions",
+        expected="heads of a token side by side",
+        cause=lambda: merge_words(mixed[0]),
+    )
     if case.subject.fact("query_key_norm"):
         plain = not_normalised(flowing.seen)
         where = (plain or [""])[0] or "the model"
@@ -181,6 +196,11 @@ def _of_one_making(case: Case, flowing: Flow) -> None:
             cause=lambda odd=odd, told=told: f"in {(odd or [''])[0] or 'the model'} {told}",  # type: ignore[misc]
             asks=("structure", "other"),
         )
+
+
+def scrambled(seen: Traced) -> Tensor:
+    """Return how many attentions merge their heads without changing them back with positions."""
+    return torch.tensor(len(scrambled_merges(seen)))
 
 
 def unlike_makers(seen: Traced) -> Tensor:

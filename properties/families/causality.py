@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
 from veriformer.properties.causes.lines import Kept, apart
 from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.diagnosis.masks.inside import all_masks_are_right
 from veriformer.properties.diagnosis.prefixes import length_enters
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact
@@ -122,13 +124,26 @@ class _Map:
     def leak(self) -> str | None:
         """Name the likely cause of a leak, and whether it is on this path alone."""
         layers = self.stream.built.config.num_layers
-        cause = leak_cause(self._measured(self.path), self.allowed, layers)
+        cause = leak_cause(self._measured(self.path), self.allowed, layers) or self._chosen()
+        if cause and ":" in cause and "mask" in cause and answer_to(lambda: all_masks_are_right(self.case)):
+            cause = f"{cause.partition(':')[0]}, and not through attention: all its masks hide the later keys"
         where = self._where() if cause else None
         if cause and where:
             cause = f"{cause.partition(':')[0] if 'every later' in cause else cause}; it enters {where}"
         if cause is None or self.path == DEFAULT or leak_cause(self._measured(DEFAULT), self.allowed) is not None:
             return cause
         return f"{cause}; the plain path is clean, only this one leaks ({self.path})"
+
+    def _chosen(self) -> str | None:
+        """Say that later inputs decide what is chosen for earlier outputs, where no gradient passes."""
+        stream, batches = self.stream, range(4)
+        maps = [by_substitution(stream, stream.draw(1, self.length), None, self.path) for _ in batches]
+        if leak_cause(torch.stack(maps).amax(0), self.allowed) is None:
+            return None
+        return (
+            "later inputs change earlier outputs, and no gradient passes between them: what is chosen for a token "
+            "(the k best, experts with room for so many) is chosen among all of the sequence"
+        )
 
     def _where(self) -> str | None:
         """Name the module in which later inputs reach earlier outputs."""

@@ -92,8 +92,21 @@ def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Callable[[], o
         "experts are not mixed by the weights that its router gives",
         bound=_LARGEST,
         constants_allowed=True,
-        cause=lambda: _words(found[0]),
+        cause=lambda: _fewer(found[0], told) or _words(found[0]),
     )
+
+
+def _fewer(one: Mixture, told: Tensor) -> str | None:
+    """Say that fewer experts have a part in a token than the router gives weights to, where that is seen."""
+    mixed, given = (one.gates != 0).sum(1), (told != 0).sum(1)
+    if not bool((mixed <= given).all()) or not bool((mixed < given).any()):
+        return None
+    if bool((mixed == 1).all()):
+        last = (one.gates != 0).double().argmax(1)
+        places = torch.arange(told.shape[1]) * (told != 0)
+        which = ", the one that is called last" if bool((last == places.argmax(1)).all()) else ""
+        return f"of the experts that a token is given to one alone has a part in it{which}: they overwrite one another"
+    return "of the experts that a token is given to some have no part in it: they overwrite one another, or are dropped"
 
 
 def gates_of(module: nn.Module, run: Callable[[], object], tokens: int) -> Tensor:
@@ -129,6 +142,8 @@ def _words(one: Mixture) -> str | None:
     if bool(one.lost.any()):
         return f"in {place} experts overwrite one another: of those that a token is given to some have no part in it"
     several = chosen.sum(1) > 1
+    if not bool(several.any()):
+        return None
     gates, scores = one.gates[several], one.scores[several]
     high = torch.where(chosen[several], gates, -torch.inf).amax(1)
     low = torch.where(chosen[several], gates, torch.inf).amin(1)

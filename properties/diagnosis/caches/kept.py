@@ -204,6 +204,15 @@ def _stands_still(past: list[int], later: list[int]) -> str | None:
     return None
 
 
+def _kept_alone(runs: CachedRuns, most: int) -> str | None:
+    """Say that positions count what the cache keeps, where they rise to a number with single tokens and stay there."""
+    steps = [1] * (most + 3)
+    places = _places(runs, steps, 0, lambda a: a.query)
+    if places is None or most < 1:
+        return None
+    return _stands_still(list(range(1, len(steps))), [own[0] for own in places[1:]])
+
+
 def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
     starts = [own[0] for _, _, own in read]
     if any(len(own) > 1 and len(set(own)) == 1 for _, _, own in read):
@@ -212,6 +221,8 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
         return "positions start again at 0 with each chunk instead of at the number of cached tokens"
     past, later = [n for n, _, _ in read[1:]], starts[1:]
     if len(set(later)) == 1:
+        if told := _kept_alone(runs, later[0]):
+            return told
         named = _as_many(runs, later[0])
         return f"positions of every later chunk start at {later[0]}{named}, instead of at the number of cached tokens"
     if later == list(range(1, len(later) + 1)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.anatomy.attention import Attention, followed
+from veriformer.properties.anatomy.attention import Attention, attentions, followed
 from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.engine.case import Case
@@ -87,6 +87,16 @@ def _run(one: str, many: str, places: list[int], verb: str = "sees", verbs: str 
     if len(places) == 1:
         return f"{one} {places[0]} {verb}"
     return f"{many} {', '.join(map(str, places))} {verbs}"
+
+
+def all_masks_are_right(case: Case) -> bool:
+    """Whether every attention of a model could be followed, and hides just what the declared mask hides."""
+    flowing = flow(case, goes_far=False)
+    known = attentions(flowing.seen)
+    if not known or len(known) != len(followed(flowing.seen)):
+        return False
+    pairs = [(a.hidden, allowed_in(flowing, a)) for a in known]
+    return all(allowed is not None and bool((hidden == ~allowed).all()) for hidden, allowed in pairs)
 
 
 def hidden_from_some(case: Case) -> str | None:
