@@ -44,6 +44,27 @@ def untied_cause(module: nn.Module, shape: tuple[int, int]) -> str | None:
     return None if shared is None else f"{' and '.join(shared[:3])} are one and the same parameter"
 
 
+def not_carried(module: nn.Module, twin: nn.Module) -> str | None:
+    """Name a tensor that a copy of a model has not taken over, and why: it is in no state dict, or no buffer at all."""
+    kept, parts = set(module.state_dict()), dict(twin.named_modules())
+    own = {name: id(x) for name, x in (*module.named_parameters(), *module.named_buffers())}
+    for path, part in module.named_modules():
+        before = f"{path}." if path else ""
+        held = {**vars(part), **part._buffers, **part._parameters}
+        for label, one in held.items():
+            if not isinstance(one, Tensor) or path not in parts:
+                continue
+            other = getattr(parts[path], label, None)
+            if isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other):
+                continue
+            name = f"{before}{label}"
+            if name in kept:
+                continue
+            where = "a buffer with persistent=False" if name in own else "an attribute, neither parameter nor buffer"
+            return f"{name} is {where}: it is in no state dict, and another model has its own, drawn or computed anew"
+    return None
+
+
 def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str | None:
     """Say which sort of parameters decays, or does not, wrongly: all of a sort, or some, and how their names differ.
 

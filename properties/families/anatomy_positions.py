@@ -34,6 +34,7 @@ from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
 from veriformer.properties.families.anatomy_distance import scores_go_by_distance
 from veriformer.properties.families.anatomy_rows import far_rows_follow
+from veriformer.properties.formulas.relative_biases import slope_cause
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import alibi_slopes
 
@@ -131,7 +132,7 @@ def _alibi(case: Case, flowing: Flow) -> None:
             f"the bias in {place} is not that of ALiBi",
             bound=1e3 * flowing.limit,
             constants_allowed=True,
-            cause=lambda bias=bias, expected=expected, place=place: _slope_cause(bias, expected, place),  # type: ignore[misc]
+            cause=lambda b=bias, e=expected, o=own, a=attention: _slope_cause(b, e, o, a),  # type: ignore[misc]
         )
 
 
@@ -152,8 +153,9 @@ def expected_bias(seen: Traced, length: int, other: int, number: int, slopes: li
     return past(torch.tensor(slopes, dtype=torch.float64)[:, None, None] * (at[None, :] - at[:, None]), visible)
 
 
-def _slope_cause(bias: Tensor, expected: Tensor, place: str) -> str | None:
-    """Say by how much the slopes differ, head by head."""
+def _slope_cause(bias: Tensor, expected: Tensor, slopes: list[float], attention: Attention) -> str | None:
+    """Say by how much the slopes differ, head by head, or by which rule they are made."""
+    place = attention.place or "the model"
     square = expected.square().sum((1, 2)).clamp(min=1e-300)
     ratio = (bias * expected).sum((1, 2)) / square
     if not bool(bias.abs().amax() > 1e-6):
@@ -162,6 +164,12 @@ def _slope_cause(bias: Tensor, expected: Tensor, place: str) -> str | None:
     if not straight:
         return f"the bias in {place} does not grow in proportion to the distance"
     told = ", ".join(f"{r:.4g}" for r in ratio.tolist())
+    scales = [float(x) for x in attention.scale if x is not None]
+    if len(scales) == len(ratio) and bool((ratio - torch.tensor(scales, dtype=ratio.dtype)).abs().amax() < 1e-3):
+        return f"every slope in {place} is multiplied by the attention's scale: the bias is added before scaling"
+    by_rule = torch.tensor(slopes, dtype=ratio.dtype)
+    if (rule := slope_cause(ratio * by_rule, by_rule)) and "times those" not in rule:
+        return f"in {place} {rule}"
     if bool((ratio + 1).abs().amax() < 1e-3):
         return f"the bias in {place} has the other sign: it favours distant keys"
     if bool((ratio - ratio[0]).abs().amax() < 1e-3):

@@ -215,7 +215,7 @@ def what_writes_starts_smaller(case: Case) -> None:
             f"{name} writes into the stream and does not start 1/sqrt(2N) as large as the other matrices",
             got=f"{ratio:.3f} as large",
             expected=f"{wanted:.3f}, within {slack:.1%}",
-            cause=partial(_unscaled, float(ratio)),
+            cause=partial(_factor_words, name, float(ratio), built.config.num_layers),
         )
     case.witness()
 
@@ -226,8 +226,19 @@ def _foretells_its_input(subject: Subject) -> str | None:
     return None
 
 
-def _unscaled(ratio: float) -> str | None:
-    return "it is not scaled at all" if abs(ratio - 1) < 0.15 else None
+def _factor_words(name: str, ratio: float, layers: int) -> str | None:
+    """Name the factor on the initial weights of a matrix that writes into the stream, beside those of the others."""
+    n = max(layers, 1)
+    known = {
+        f"{name} starts as large as all others: the factor 1/sqrt(2N) is missing, or what sets all weights alike runs "
+        "after it": 1.0,
+        f"{name} starts 1/sqrt(N) as large as the others, N = {n}: a layer writes into the stream twice, so that it "
+        "is 1/sqrt(2N)": n**-0.5,
+        f"{name} starts 1/(2N) as large as the others: the square root is missing": 1 / (2 * n),
+        f"{name} starts 1/N as large as the others": 1 / n,
+    }
+    near = [words for words, factor in known.items() if abs(ratio / factor - 1) < 0.15]
+    return near[0] if near and abs(ratio * math.sqrt(2 * n) - 1) > 0.15 else None
 
 
 @holds(

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.registered import tying_cause, untied_cause
+from veriformer.properties.causes.registered import not_carried, tying_cause, untied_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
@@ -166,7 +166,10 @@ def nothing_is_left_behind(case: Case) -> None:
         case.does_not_apply("it can neither be copied nor pickled, and there is no build to load its state dict into")
     for way, twin in twins:
         after = case.call(replace(built, module=twin.eval()), *tensors, *inputs.extras)
-        case.close(after, before, f"{way} changes the output", constants_allowed=True)
+        case.close(
+            after, before, f"{way} changes the output", constants_allowed=True,
+            cause=lambda twin=twin: not_carried(module, twin),  # type: ignore[misc]
+        )  # fmt: skip
     case.witness()
 
 
