@@ -16,9 +16,48 @@ _SAMPLES = 6  # a maximum over zeros shows where all real states are negative
 def pooled_cause(masked: Masked) -> str | None:
     """Say how padding enters a pooled vector, from the states before it; None where it does not, or does not show."""
     for side in ("right", "left"):
-        if masked.side in (side, "both") and (told := _padded_on(masked, side)):
+        if masked.side in (side, "both") and (told := _padded_on(masked, side) or _read_out(masked, side)):
             return told
     return _looked_up(masked) if masked.side in ("left", "both") else None
+
+
+def _read_out(masked: Masked, side: str) -> str | None:
+    """Tell which position's outputs are given out, where a model computes them for all and takes those of one."""
+    counts = [4, 2, 3]
+    x = masked.distinct(len(counts), _LENGTH)
+    built, every = masked.clean(), list[Tensor]()
+    if not isinstance(built.module, nn.Module):
+        return None
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 3 and output.shape[:2] == x.shape[:2]:
+            every.append(output.detach())
+
+    hooks = [part.register_forward_hook(note) for part in built.module.modules() if part is not built.module]
+    try:
+        given = masked(x, masked.padded(x, counts, side), built)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for states in reversed(every):
+        if states.shape[-1] != given.shape[-1]:
+            continue
+        same = ((states - given[:, None]).abs().amax(-1) <= masked.limit(given)).nonzero().tolist()
+        taken = [place for _, place in same]
+        if [sample for sample, _ in same] != list(range(len(counts))):
+            continue
+        first = [_LENGTH - n if side == "left" else 0 for n in counts]
+        last = [_LENGTH - 1 if side == "left" else n - 1 for n in counts]
+        if taken in (first, last) or taken == [0] * len(counts):
+            return None
+        rule = "number of real ones - 1" if taken == [n - 1 for n in counts] else "last place of the padded sequence"
+        is_rule = taken in ([n - 1 for n in counts], [_LENGTH - 1] * len(counts))
+        how = f", the {rule}" if is_rule else ""
+        return (
+            f"padded on the {side} to {_LENGTH}, samples of {counts} real positions are read at {taken}{how}: "
+            f"their last real ones are {last}"
+        )
+    return None
 
 
 def _looked_up(masked: Masked) -> str | None:
