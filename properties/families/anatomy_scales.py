@@ -22,6 +22,7 @@ class _Sizes:
     d_head: int
     d_model: int
     length: int
+    keys: int
     filled: int
     right: float
 
@@ -35,7 +36,9 @@ class _Formula:
     of_some: str
 
 
+_OF_KEYS = _Formula(lambda s: s.keys**-0.5, "1/sqrt(S), of the number of keys in place of channels", "it is 1/sqrt(S)")
 _FORMULAS = (
+    _OF_KEYS,
     _Formula(lambda s: s.length**-0.5, "1/sqrt(T), of the number of tokens in place of channels", "it is 1/sqrt(T)"),
     _Formula(lambda s: 1.0, "1: the scores are not scaled at all", "it is not scaled at all"),
     _Formula(lambda s: 1 / s.d_head, "1/d_head: the scores are scaled twice", ""),
@@ -67,8 +70,9 @@ def scale_cause(lone: list[Name], names: list[Name], seen: float, right: float, 
     """
     place = lone[0][0]
     is_of_all = len(lone) == len(names)
-    filled = max((a.filled for a in followed(flowing.seen) if a.place == place), default=0)
-    sizes = _Sizes(d_head, flowing.width, flowing.length, filled, right)
+    own = [a for a in followed(flowing.seen) if a.place == place]
+    filled, keys = max((a.filled for a in own), default=0), own[0].hidden.shape[-1] if own else flowing.length
+    sizes = _Sizes(d_head, flowing.width, flowing.length, keys, filled, right)
     plain = f"{seen / right:.4g} times the right one"
     known = [f for f in _FORMULAS if (f.of_all if is_of_all else f.of_some) and _holds(f, seen, sizes)]
     known = [f for f in known if abs(right / f.value(sizes) - 1) > NEAR]
@@ -77,6 +81,8 @@ def scale_cause(lone: list[Name], names: list[Name], seen: float, right: float, 
         return f"{_whose(lone, names)} is {told}"
     if known:
         known = _at_other_sizes(known, place, is_of_all, flowing)
+    if sizes.keys == sizes.length:  # of one sequence, of which the one is the other
+        known = [f for f in known if f is not _OF_KEYS]
     words = dict.fromkeys(f.of_all if is_of_all else f.of_some for f in known)
     if len(words) != 1:
         return f"{_whose(lone, names)} is {plain}"
@@ -110,7 +116,7 @@ def _at_other_sizes(known: list[_Formula], place: str, is_of_all: bool, flowing:
             continue
         d_head = found[0].query.shape[-1]
         right = attention_scale(declared, d_head, other.width)
-        sizes = _Sizes(d_head, other.width, other.length, found[0].filled, right)
+        sizes = _Sizes(d_head, other.width, other.length, found[0].hidden.shape[-1], found[0].filled, right)
         scales = [s for a in found for s in a.scale if s is not None]
         odd = [s for s in scales if is_of_all or abs(s / right - 1) > NEAR]
         left = [f for f in left if odd and all(_holds(f, s, sizes) for s in odd[:1])] or left

@@ -93,7 +93,10 @@ def decoding_gives_back_the_text(case: Case) -> None:
     """
     built, text = _built(case), _text(case)
     got = case.ask("decode", _encode(case, built, text), built=built)
-    case.equal(got, text, "decoding the ids gives another text", cause=lambda: _lost(case, built, text, str(got)))
+    case.equal(
+        got, text, "decoding the ids gives another text",
+        cause=lambda: _one_by_one(case, built, text, str(got)) or _lost(case, built, text, str(got)),
+    )  # fmt: skip
     case.witness()
 
 
@@ -110,6 +113,21 @@ _PIECES = {
     "noncharacters and private use": "\ue000\U0010ffff",
 }  # fmt: skip
 """What tokenizers are known to lose, each by itself."""
+
+
+def _one_by_one(case: Case, built: Built, text: str, got: str) -> str | None:
+    """Tell whether the text is what each id gives by itself, where characters lie in the bytes of several."""
+    if "\ufffd" not in got or "\ufffd" in text:
+        return None
+    with off_the_record(case):
+        ids = _encode(case, built, text)
+        alone = [str(case.ask("decode", [one], built=built)) for one in ids]
+    if len(ids) < 2 or "".join(alone) != got:
+        return None
+    return (
+        "the text is that of each id decoded by itself: the bytes of a character that lie in several tokens are to be "
+        "joined before they are decoded as UTF-8"
+    )
 
 
 def _lost(case: Case, built: Built, text: str, got: str) -> str | None:

@@ -42,7 +42,10 @@ def wrong_falls(
         ("the rate falls towards 0 and is cut off at the floor", lambda s: max(floor, peak * right(s))),
         ("the floor is added to a rate that falls from the whole peak", lambda s: floor + peak * right(s)),
         ("the floor is taken for a share of the peak", lambda s: peak * (floor + (1 - floor) * right(s))),
-        ("past the last step the rate goes on along the curve", lambda s: floor + span * fall((s - warmup) / behind)),
+        (
+            "past the end the rate goes on along the curve, where the floor is reached",
+            lambda s: floor + span * fall((s - warmup) / behind),
+        ),
         ("progress is half of what it should be", lambda s: floor + span * at((s - warmup) / behind / 2)),
         ("progress is twice what it should be", lambda s: floor + span * at(2 * (s - warmup) / behind)),
         (

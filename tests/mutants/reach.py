@@ -65,7 +65,7 @@ def branch_without_mask() -> Subject:
     "reach-head",
     "Heads are masked eight at a time, and those after the eighth are not",
     killed_by=("causality.no-future-influence",),
-    cause="the scores of hidden keys are as they were",
+    cause="the mask of head",
 )
 def ninth_head() -> Subject:
     class Wrong(CausalLayer):

@@ -64,7 +64,7 @@ def odd_head() -> Subject:
     "reach-eighth-head",
     "Which heads are causal stands in the bits of an int8, of which the eighth is the sign",
     killed_by=(_INFLUENCE,),
-    cause="the scores of hidden keys are as they were",
+    cause="the mask of head",
 )
 def eighth_head() -> Subject:
     class Wrong(CausalLayer):
@@ -107,7 +107,7 @@ class Grouped(CausalLayer):
     "reach-one-key-head",
     "With one key-value head the queries of eight heads are one long sequence, and are masked as one",
     killed_by=(_INFLUENCE,),
-    cause="influence",
+    cause="the mask of head",
 )
 def one_key_value_head() -> Subject:
     class Wrong(Grouped):
