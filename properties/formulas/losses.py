@@ -244,8 +244,39 @@ def wrong_sizes(loss: Loss, vocabulary: int, dtype: torch.dtype, *, formula: Los
         ("for a vocabulary of {}", range(2, 25), lambda n: (1 + shift, n)),
     ):
         wrong = [n for n in numbers if is_wrong(*of(n))]
+        if (
+            wrong
+            and len(wrong) < len(numbers)
+            and (told := _mean_of_means(loss, formula, wrong[-1], vocabulary, dtype))
+        ):
+            return told
         if wrong and len(wrong) < len(numbers):
             return f"the loss is wrong {what.format(which(wrong, numbers))}, else right"
+    return None
+
+
+def mean_of_means(loss: Loss, formula: Loss, length: int, vocabulary: int, dtype: torch.dtype) -> str | None:
+    """Tell whether chunks of tokens count alike, a last one that is not full as much as the others.
+
+    Args:
+        loss: the subject's.
+        formula: gives what is right.
+        length: of a sample for which it is wrong.
+        vocabulary: of its labels.
+        dtype: of its logits.
+    """
+    generator = torch.Generator().manual_seed(8)
+    logits = torch.randn(1, length, vocabulary, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(0, vocabulary, (1, length), generator=generator)
+    value = float(loss(logits, labels).detach().double())
+    for size in range(2, length):
+        parts = zip(logits.split(size, 1), labels.split(size, 1), strict=True)
+        means = [float(formula(x, y)) for x, y in parts]
+        if abs(value - sum(means) / len(means)) <= 64 * epsilon(dtype) * max(4.0, abs(value)):
+            return (
+                f"the mean of the means of chunks of {size} tokens is taken: a chunk with fewer labels that count "
+                "weighs as much as a full one"
+            )
     return None
 
 

@@ -37,6 +37,7 @@ def _bucket(
     step: int = 0,
     absolute: bool = False,
     clamped: Clamp | None = None,
+    over_all: bool = False,
 ) -> Tensor:
     """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
     bucket = torch.zeros_like(relative)
@@ -49,7 +50,8 @@ def _bucket(
     exact = max(exactly(buckets), 1)
     span = math.log(farthest / (start(buckets, exact) if start else exact))
     ratio = (distance.clamp(min=1).double() / exact).log() / span
-    far = exact + _RULE[rule](ratio * (buckets - exact) + (1e-9 if rule == "floor" else 0)).long()
+    spread = (whole if over_all else buckets) - exact
+    far = exact + _RULE[rule](ratio * spread + (1e-9 if rule == "floor" else 0)).long()
     if clamped is not None:
         return clamped(torch.where(distance < exact, distance, far), bucket, whole)
     return bucket + torch.where(distance < exact, distance, far.clamp(max=buckets - last))
@@ -89,6 +91,8 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
     if both:
         told = "the number of buckets is not halved before half of them are made exact"
         yield told, _bucket(relative, both, buckets, farthest, halved=False)
+        told = "the logarithmic buckets are spread over all of them, not over the half that one direction has"
+        yield told, _bucket(relative, both, buckets, farthest, over_all=True)
         for words, end in (
             ("to num_buckets - 1 after the offset of the future is added, not to num_buckets / 2 - 1 before it", _late),
             ("to num_buckets / 2, one too far, not to num_buckets / 2 - 1", _one_more),
