@@ -244,14 +244,9 @@ def wrong_sizes(loss: Loss, vocabulary: int, dtype: torch.dtype, *, formula: Los
         ("for a vocabulary of {}", range(2, 25), lambda n: (1 + shift, n)),
     ):
         wrong = [n for n in numbers if is_wrong(*of(n))]
-        if (
-            wrong
-            and len(wrong) < len(numbers)
-            and (told := _mean_of_means(loss, formula, wrong[-1], vocabulary, dtype))
-        ):
-            return told
         if wrong and len(wrong) < len(numbers):
-            return f"the loss is wrong {what.format(which(wrong, numbers))}, else right"
+            told = mean_of_means(loss, formula, wrong[-1], vocabulary, dtype)
+            return told or f"the loss is wrong {what.format(which(wrong, numbers))}, else right"
     return None
 
 
