@@ -19,6 +19,7 @@ from veriformer.properties.definitions.losses import loss_of_rows
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
+from veriformer.properties.formulas.losses import mean_of_means
 
 TOKENS = (1, 5, 64, 65, 129, 1030)
 """Fewer than a chunk of the usual sizes, one chunk, one token more, and many."""
@@ -203,6 +204,8 @@ def _tokens_cause(case: Case, built: Built, right: int, wrong: int) -> str | Non
         return _is_wrong(case, built, _long(built, torch.Generator().manual_seed(tokens), tokens, (), case))
 
     with off_the_record(case):
+        if not _shift(case) and (told := _chunks_alike(case, built, min(wrong, 65))):
+            return told
         if wrong not in _EMPTY or is_wrong(wrong):
             return wrong_lengths(is_wrong, right, wrong, "tokens")
         few = _long(built, torch.Generator().manual_seed(1), 5, ((1, 3),), case)
@@ -215,6 +218,17 @@ def _tokens_cause(case: Case, built: Built, right: int, wrong: int) -> str | Non
                 chunks.append(f"{start} to {end - 1}")
     told = f"right with {wrong} tokens whose labels all count, wrong where none"
     return f"{told} of the tokens {' or '.join(chunks)} does" if chunks else None
+
+
+def _chunks_alike(case: Case, built: Built, tokens: int) -> str | None:
+    """Tell whether the mean of the means of chunks is taken."""
+
+    def right(logits: Tensor, labels: Tensor) -> Tensor:
+        eps, z_loss = (float(case.subject.fact(name, 0.0)) for name in ("label_smoothing", "z_loss"))
+        return loss_of_rows(logits, labels, eps, _ignore(case), z_loss)[0]
+
+    size = built.config.vocab_size
+    return mean_of_means(lambda x, y: case.call(built, x, y), right, tokens, size, built.dtype)
 
 
 def _vocabulary_cause(case: Case, small: Built, wrong: int) -> str | None:
