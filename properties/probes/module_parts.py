@@ -72,21 +72,37 @@ def drop_paths(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
                 yield name, part, rate
 
 
+def _is_stored_transposed(part: nn.Module, matrix: nn.Parameter) -> bool:
+    """Whether a part multiplies its input with a matrix `[in, out]`, as the Conv1D of GPT-2 does; it is called."""
+    if isinstance(part, nn.Linear) or matrix.shape[0] == matrix.shape[1]:
+        return False
+    try:
+        with torch.no_grad():
+            output = part(torch.zeros(1, matrix.shape[0], dtype=matrix.dtype, device=matrix.device))
+    except Exception:  # of whatever type: it takes no such input
+        return False
+    return isinstance(output, torch.Tensor) and output.shape[-1] == matrix.shape[1]
+
+
 def writers(module: nn.Module, config: DrawnConfig) -> dict[str, nn.Parameter]:
     """Return the matrices of the layers that write into the residual stream, by name.
 
-    Told by shape and place: of each sublayer the last `[D, *]` matrix; of linear maps that stand in the layer itself
-    those from another width, and the last of those from D to D (query, key and value stand before it).
+    Told by shape and place: of each sublayer the last matrix that leads to D; of linear maps that stand in the layer
+    itself those from another width, and the last of those from D to D (query, key and value stand before it).
     """
     names = {id(p): name for name, p in module.named_parameters()}
     found: list[nn.Parameter] = []
     for layer in (layer for layers in layer_lists(module, config) for layer in layers):
         square: list[nn.Parameter] = []
         for child in layer.children():
-            matrices = [p for p in child.parameters() if p.ndim == 2]
-            if not matrices or matrices[-1].shape[0] != config.d_model:
+            owned = [(part, p) for part in child.modules() for p in part.parameters(recurse=False) if p.ndim == 2]
+            if not owned:
                 continue
-            is_square = isinstance(child, nn.Linear) and matrices[-1].shape[1] == config.d_model
-            (square if is_square else found).append(matrices[-1])
+            owner, matrix = owned[-1]
+            leads_to, comes_from = reversed(matrix.shape) if _is_stored_transposed(owner, matrix) else matrix.shape
+            if leads_to != config.d_model:
+                continue
+            is_square = owner is child and comes_from == config.d_model
+            (square if is_square else found).append(matrix)
         found += square[-1:]
     return {names[id(p)]: p for p in found if id(p) in names}
