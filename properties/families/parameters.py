@@ -31,6 +31,7 @@ from veriformer.properties.families.vocabulary_matrices import (
     matrices_but_further_tables,
     shares_with_the_target,
 )
+from veriformer.properties.families.whole_images import all_of_it_is_connected
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
@@ -320,6 +321,7 @@ def every_parameter_is_connected(case: Case) -> None:
         expected="a gradient for each",
         cause=lambda: why_not_connected(case, lost),
     )
+    all_of_it_is_connected(case, built)
     maps = {id(p) for m in module.modules() if isinstance(m, _MAPS) for p in m.parameters(recurse=False)}
     suspects = [
         (n, p) for (n, p), g in zip(named, gradients, strict=True) if id(p) in maps and dead_part(g, output.shape[-1])

@@ -1,0 +1,53 @@
+"""A model of images of which the stack alone is judged on embeddings: what its whole is made of must reach its output.
+
+Part of `parameters.all-used`.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.case import Case
+
+
+def all_of_it_is_connected(case: Case, built: Built) -> None:
+    """Require a gradient for every parameter of the model that the stack was taken from, called on an image."""
+    whole = vars(built.module).get("whole")
+    if not isinstance(whole, nn.Module) or case.subject.image is None:
+        return
+    image = case.normal(1, *case.subject.image, dtype=torch.float32)
+    unused = case.apply(unreached_from_an_image, whole, image)
+    case.equal(
+        unused,
+        [],
+        f"{len(unused)} of the parameters of the whole model are not connected to what it gives for an image",
+        got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
+        expected="a gradient for each",
+        cause=lambda: f"{unused[0]} takes no part in what the model gives for an image",
+        asks=("structure", "other"),
+    )
+
+
+def unreached_from_an_image(whole: nn.Module, image: Tensor) -> list[str]:
+    """Return the names of the parameters that what a model gives for an image does not depend on.
+
+    Args:
+        whole: the model; it is left as it is.
+        image: `[1, C, H, W]`.
+    """
+    model = copy.deepcopy(whole).float().eval()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    with torch.enable_grad():
+        output = model(image.float())
+        output = dict(vars(output)) if hasattr(output, "__dataclass_fields__") else output
+        given = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+        if not given or not named:
+            return []
+        total = torch.stack([x.sum().float() for x in given]).sum()
+        gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    return [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
