@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.attention import HIDDEN, Attention, followed, is_part_of_rows
-from veriformer.properties.anatomy.flow import BATCH, Flow, flow
+from veriformer.properties.anatomy.flow import BATCH, Flow, flow, of_other_sizes
 from veriformer.properties.anatomy.sources import Head
 from veriformer.properties.anatomy.sublayers import (
     dealt_in_turns,
@@ -15,6 +15,7 @@ from veriformer.properties.anatomy.sublayers import (
     unlike_keys_and_values,
 )
 from veriformer.properties.anatomy.traced import Traced, traced
+from veriformer.properties.bench.own_sizes import fields_read
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.merged import merge_words
@@ -176,20 +177,30 @@ def weights_are_normalised_over_keys(case: Case) -> None:
         _of_one_making(case, flowing)
 
 
+def _with_groups(case: Case, flowing: Flow) -> Flow:
+    """Return a forward of sizes with several groups of several heads, where `build` takes the number of groups."""
+    grouped = next((c for c in case.bench.configs if c.has_groups), None)
+    read = fields_read(case.bench, flowing.built.config)
+    if flowing.built.config.has_groups or grouped is None or "num_key_value_heads" not in read:
+        return flowing
+    return of_other_sizes(flowing, grouped) or flowing
+
+
 def _of_one_making(case: Case, flowing: Flow) -> None:
     """Ask where keys are made of other tokens than values, or groups are dealt to the heads in turns."""
-    for count, odd, told in (
+    grouped = _with_groups(case, flowing)
+    for count, seen, odd, told in (
         (
-            unlike_makers, unlike_keys_and_values(flowing.seen),
+            unlike_makers, flowing.seen, unlike_keys_and_values(flowing.seen),
             "keys are made of other tokens than values: one of them has passed a norm, or has positions",
         ),
         (
-            groups_in_turns, dealt_in_turns(flowing.seen),
+            groups_in_turns, grouped.seen, dealt_in_turns(grouped.seen),
             "groups of keys are dealt to the heads in turns (0 1 0 1): checkpoints have them in blocks (0 0 1 1)",
         ),
     ):  # fmt: skip
         case.require(
-            case.apply(count, flowing.seen) == 0,
+            case.apply(count, seen) == 0,
             f"in {(odd or [''])[0] or 'the model'} {told}",
             got=f"{len(odd)} attentions",
             expected="none",
