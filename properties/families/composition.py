@@ -44,7 +44,8 @@ def layers_follow_one_another(case: Case) -> None:
         config = replace(config, num_layers=2)
     built = case.bench.pool.get(config, case.dtype())
     lists = layer_lists(built.module, built.config) if isinstance(built.module, nn.Module) else []
-    parts = [name for name in listed_twice(built.module) if not any(_is_one_of(built.module, name, x) for x in lists)]
+    of_layers = [n for n, part in built.module.named_modules() if any(_holds(part, layers) for layers in lists)]
+    parts = case.apply(listed_twice, built.module, of_layers)
     case.equal(
         parts, [], f"one module stands in {', '.join(parts)} several times", got=", ".join(parts), expected="none",
         cause=lambda: f"all of {parts[0]} that seem to be several are one module with one set of weights",
@@ -95,20 +96,24 @@ def layers_follow_one_another(case: Case) -> None:
         case.does_not_apply("its layers map no sequence [B, T, D] to another")
 
 
-def listed_twice(module: nn.Module) -> list[str]:
-    """Return the names of the lists of parts in which one module with parameters stands more than once."""
+def listed_twice(module: nn.Module, of_layers: list[str]) -> list[str]:
+    """Return the names of the lists of parts in which one module with parameters stands more than once.
+
+    Args:
+        module: the model.
+        of_layers: names of the lists of its layers, whose order is looked at.
+    """
     found = []
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        if isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Sequential) and name not in of_layers:
             own = [id(m) for m in part._modules.values() if m is not None and any(True for _ in m.parameters())]
             if len(set(own)) < len(own):
                 found.append(name)
     return found
 
 
-def _is_one_of(module: nn.Module, name: str, layers: list[nn.Module]) -> bool:
-    """Whether a list is that of the layers, whose order is looked at."""
-    return list(module.get_submodule(name)._modules.values()) == layers
+def _holds(part: nn.Module, layers: list[nn.Module]) -> bool:
+    return list(part._modules.values()) == layers
 
 
 class _Handed(TorchFunctionMode):

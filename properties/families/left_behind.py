@@ -24,7 +24,9 @@ def masks_leave_nothing(case: Case, built: Built) -> None:
     longest = min(built.config.max_len, subject.fact("max_len", built.config.max_len))
     lengths = [n for n in _LENGTHS if n <= longest and n >= subject.shortest]
     for side, length in zip(sides(subject, masked=True), lengths, strict=False):
-        stream, plain = Stream(case, built, side=side), Path(mask="none")
+        # a model of its own: what an earlier case left behind would hide what this one leaves
+        own = case.bench.pool.fresh(built.config, built.dtype, raw=built.is_raw)
+        stream, plain = Stream(case, own, side=side), Path(mask="none")
         x, other = stream.draw(1, length), stream.draw(1, length)
         mask = torch.ones(1, length, dtype=torch.bool, device=x.device)
         hidden = slice(0, 3) if subject.fact("padding_side") == "left" else slice(length - 3, length)
