@@ -346,15 +346,28 @@ def mask_axes(bench: Workbench) -> int:
 def _mask_axes(bench: Workbench) -> int:
     if bench.subject.takes_mask("padding") and not bench.subject.takes_mask("pairwise"):
         return 1
-    runs = [{axes for axes in (4, 3, 2) if _runs_with(bench, axes, *lengths)} for lengths in ((4, 5), (5, 3))]
-    return max(runs[0] & runs[1] or runs[0] or {4})
+    return max(_axes_that_run(bench, 4, 3, 2) or {4})
+
+
+def takes_padding_alone(bench: Workbench) -> bool:
+    """Whether a kernel that says nothing of its masks takes `[B, S]`, and none of the shapes of pairwise ones."""
+    if bench.subject.kind != "attention" or bench.subject.mask_forms is not None:
+        return False
+    if not bench.subject.takes_mask("pairwise"):
+        return False
+    return not _axes_that_run(bench, 4, 3, 2) and bool(_axes_that_run(bench, 1))
+
+
+def _axes_that_run(bench: Workbench, *axes: int) -> set[int]:
+    runs = [{n for n in axes if _runs_with(bench, n, *lengths)} for lengths in ((4, 5), (5, 3))]
+    return runs[0] & runs[1] or runs[0]
 
 
 def _runs_with(bench: Workbench, axes: int, queries: int, keys: int) -> bool:
     built = bench.pool.get(bench.configs[0], torch.float32)
     q, k = (torch.zeros(2, 3, n, 8, device=bench.device) for n in (queries, keys))
     allow = torch.ones(2, 1, queries, keys, dtype=torch.bool, device=bench.device)
-    mask = {4: allow, 3: allow[:, 0], 2: allow[0, 0]}[axes]
+    mask = {4: allow, 3: allow[:, 0], 2: allow[0, 0], 1: allow[:, 0, 0]}[axes]
     try:
         return bool(bench.forward(built, q, k, k, attention_mask=mask).shape == q.shape)
     except SubjectError:

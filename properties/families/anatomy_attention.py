@@ -296,9 +296,13 @@ def every_head_has_the_mask(case: Case) -> None:
         case.does_not_apply("no attention over its sequences could be followed")
     whole = any(torch.equal(a.hidden, (~w).expand_as(a.hidden)) for _, a, w in known)
     for number, attention, allowed in known:
-        may_be = not case.subject.declares.get("window") and case.subject.declares.get("sparse") is not False
+        is_said = bool(case.subject.declares.get("window")) and "window" not in case.subject.guesses
+        may_be = not is_said and case.subject.declares.get("sparse") is not False
         if whole and may_be and _is_local(attention.hidden):
             continue
+        if whole and may_be and _sees_the_past(attention.hidden) and case.subject.fact("window"):
+            case.witness()
+            continue  # a window that nobody declared is that of some layers
         hidden, seen = case.apply(hidden_keys, flowing.seen, number), case.apply(seen_keys, flowing.seen, number)
         hidden |= ~allowed & ~seen  # its score may be too low to tell, and nothing of it is seen
         wrong = hidden != ~allowed
@@ -314,6 +318,12 @@ def every_head_has_the_mask(case: Case) -> None:
             cause=lambda hidden=hidden, allowed=allowed, place=place: mask_cause(hidden, allowed, place),  # type: ignore[misc]
             asks=("sparse", True) if bool((hidden | allowed).all()) else None,
         )
+
+
+def _sees_the_past(hidden: Tensor) -> bool:
+    """Whether all heads see the whole past, `[H, T, T]`."""
+    square = hidden.shape[-1] == hidden.shape[-2]
+    return square and torch.equal(hidden, (~causal_region(hidden.shape[-1])).expand_as(hidden))
 
 
 def _is_local(hidden: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from veriformer.properties.anatomy.describing import Part
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames, told, whose_fault
 from veriformer.properties.bench.isolation import is_lost, isolated
+from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
@@ -247,6 +249,8 @@ class Judge:
         if self._bench is None:
             self._bench = self._workbench()
             self._bench.subject = callable_subject(self.subject, self._bench.pool)
+            if takes_padding_alone(self._bench):
+                self._bench.subject = replace(self._bench.subject, mask_forms=("padding",))
 
     def _workbench(self) -> Workbench:
         theirs = self._twin._bench if self._twin else None

@@ -6,6 +6,7 @@ forward takes far longer than they should gets a plan of its own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,8 +18,10 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import given_dtype
 from veriformer.properties.bench.pool import parameters_of
 from veriformer.properties.bench.profiles import Profile, effort_on_large
+from veriformer.properties.bench.watches import CostWatch
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
+from veriformer.properties.subject.kinds import SEQUENCE_KINDS
 from veriformer.properties.subject.palette import LONG
 
 T = TypeVar("T")
@@ -31,6 +34,9 @@ _USUAL = 4e10
 
 _IN_ONE_CALL = 4e11
 """Multiplications of one forward of a large instance, about ten seconds, however much effort there is."""
+
+_STEP, _COUNTED = 5e4, (9, 18)
+"""Multiplications in the time of one operation on small tensors; lengths at which operations are counted."""
 
 _ROUNDS = 3  # forwards that are timed; the fastest counts
 
@@ -57,7 +63,38 @@ def operations(bench: Workbench, length: int, batch: int = 1) -> float:
     config = bench.pool.reaching[LONG]
     # a score costs a product of d_model channels and about a dozen steps of its softmax in each head
     scores = config.num_layers * length**2 * (2 * config.d_model + 12 * config.num_heads)
-    return float(batch * (_parameters(bench) * length + scores))
+    return float(batch * (_parameters(bench) * length + scores)) + _STEP * _steps(bench, length)
+
+
+def _steps(bench: Workbench, length: int) -> float:
+    """Estimate the operations of a forward that loops over its positions; 0 where their number does not grow with them.
+
+    A decoder may go through its target token by token, each time through all tokens before. Counted at two lengths.
+    """
+    few, many = _kept(bench, "operations of short calls", lambda: _counted(bench))
+    if many < 1.5 * few or not few:
+        return 0.0
+    return float(many * (length / _COUNTED[1]) ** math.log2(many / few))
+
+
+def _counted(bench: Workbench) -> tuple[int, int]:
+    """Return the operations of a forward of each of the two lengths, and zeros where it cannot be called."""
+    subject = bench.subject
+    if subject.kind not in SEQUENCE_KINDS or not has_ordinary_inputs(subject.kind):
+        return 0, 0
+    if bench.pool.is_large or subject.build is None:
+        return 0, 0
+    built, found = bench.pool.get(bench.configs[0], torch.float32), []
+    inputs = ordinary(subject, built.config, torch.Generator().manual_seed(0), built.dtype)
+    for length in _COUNTED:
+        tensors = [torch.cat([x[:1]] * length, dim=1)[:, :length].to(bench.device) for x in inputs.tensors]
+        try:
+            with torch.no_grad(), CostWatch() as watch:
+                bench.forward(built, *tensors, *inputs.extras)
+        except SubjectError:
+            return 0, 0
+        found.append(watch.calls)
+    return found[0], found[1]
 
 
 def operations_of_steps(bench: Workbench, length: int) -> float:

@@ -263,6 +263,8 @@ def _reach_of(bench: Workbench) -> int:
     claimed = tried_of(bench)
     if claimed < _SHORTEST or (bench.pool.is_large and not affords(bench, 1, claimed)):
         return claimed
+    while claimed > _SHORTEST and not affords(bench, 1, claimed):
+        claimed //= 2
     try:
         case = Case(bench, RandomDraws(0, {"reach": LONG}))
         stream = Stream(case, case.built(dtype=torch.float32))
