@@ -1,0 +1,69 @@
+"""The relative bias of T5's encoder."""
+
+import math
+
+import torch
+from torch import nn
+
+from veriformer.properties import Subject
+
+WHAT = "the logarithmic part is spread over all buckets, not over the half that one direction has"
+CAUSE = (
+    "In the bidirectional bucket rule the logarithmic part uses the full number of buckets instead of the half that is "
+    "left to each direction, so that far distances reach the last bucket too early."
+)
+
+
+class RelativeBias(nn.Module):
+    def __init__(self, num_heads, num_buckets=32, max_distance=128):
+        super().__init__()
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.relative_attention_bias = nn.Embedding(num_buckets, num_heads)
+
+    def bucket(self, relative_position):
+        num_buckets = self.num_buckets // 2
+        buckets = (relative_position > 0).long() * num_buckets
+        distance = relative_position.abs()
+        max_exact = num_buckets // 2
+        large = max_exact + (
+            torch.log(distance.clamp(min=1).float() / max_exact)
+            / math.log(self.max_distance / max_exact)
+            * (num_buckets - max_exact)
+        ).long()
+        large = large.clamp(max=num_buckets - 1)
+        return buckets + torch.where(distance < max_exact, distance, large)
+
+    def forward(self, query_length, key_length):
+        device = self.relative_attention_bias.weight.device
+        context = torch.arange(query_length, device=device)[:, None]
+        memory = torch.arange(key_length, device=device)[None, :]
+        return self.relative_attention_bias(self.bucket(memory - context)).permute(2, 0, 1)
+
+
+class RelativePositionBias(RelativeBias):
+    def bucket(self, relative_position):
+        num_buckets = self.num_buckets // 2
+        buckets = (relative_position > 0).long() * num_buckets
+        distance = relative_position.abs()
+        max_exact = num_buckets // 2
+        large = max_exact + (
+            torch.log(distance.clamp(min=1).float() / max_exact)
+            / math.log(self.max_distance / max_exact)
+            * (self.num_buckets - max_exact)
+        ).long()
+        large = large.clamp(max=num_buckets - 1)
+        return buckets + torch.where(distance < max_exact, distance, large)
+
+
+def subject(model):
+    return Subject(
+        kind="position_bias",
+        name="T5 bias",
+        build=lambda c: model(c.num_heads),
+        forward=lambda m, query_len, key_len: m(query_len, key_len),
+        declares={"positions": "t5", "bidirectional": True, "num_buckets": 32, "max_distance": 128},
+    )
+
+
+right = subject(RelativeBias)
+wrong = subject(RelativePositionBias)
