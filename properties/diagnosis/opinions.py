@@ -65,7 +65,7 @@ _OF_ROWS = (
     "padding.", "permutation.", "positions.", "training.",
 )  # fmt: skip
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
-_OF_MERGES = ("attention.", "batch.", "causality.", "padding.", "permutation.", "rotary.", "twin.")
+_OF_MERGES = ("attention.", "batch.", "causality.", "cross_attention.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",

@@ -131,9 +131,10 @@ def _specials_chosen(chosen: Tensor, special: Tensor) -> str:
 
 def _share_chosen(chosen: Tensor, special: Tensor, probability: float) -> str | None:
     """Name the slips that give known shares."""
-    share = float(chosen.sum()) / max(int((~special).sum()), 1)
+    count = max(int((~special).sum()), 1)
+    share = float(chosen.sum()) / count
     among_all = float((~special).double().mean())
-    for words, guess in (
+    known = (
         ("positions are drawn with replacement, so that some are drawn twice", 1 - math.exp(-probability)),
         ("the others are chosen: the comparison is turned round", 1 - probability),
         ("the tokens that become the mask alone have a label", 0.8 * probability),
@@ -141,10 +142,9 @@ def _share_chosen(chosen: Tensor, special: Tensor, probability: float) -> str | 
         ("all tokens have a label", 1.0),
         ("the share is taken of all tokens, special ones too", probability / among_all),
         ("no token has a label", 0.0),
-    ):
-        if abs(share - guess) < 0.004:
-            return f"{share:.2%} of the ordinary tokens are chosen: {words}"
-    return None
+    )
+    near = [words for words, p in known if abs(share - p) <= 4 * math.sqrt(p * (1 - min(p, 1)) / count) + 1e-9]
+    return f"{share:.2%} of the ordinary tokens are chosen: {near[0]}" if len(near) == 1 else None
 
 
 def _label_cause(labels: Tensor, inputs: Tensor, tokens: Tensor, chosen: Tensor) -> str | None:

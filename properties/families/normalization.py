@@ -136,8 +136,12 @@ def tokens_have_unit_variance(case: Case) -> None:
 
 
 def _variance_cause(square: Tensor, width: int, limit: float) -> str | None:
-    off = float((square - (width - 1) / width).abs().max())
-    return _UNBIASED if off <= limit else None
+    known = (
+        ((width - 1) / width, _UNBIASED),
+        (1 / width, "tokens are divided by the root of the sum of squares, not of their mean: sqrt(D) is missing"),
+        (float(width), "tokens are multiplied by sqrt(D) once more than the formula has it"),
+    )
+    return next((words for value, words in known if float((square / value - 1).abs().max()) <= limit), None)
 
 
 @holds(
