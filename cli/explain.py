@@ -13,26 +13,27 @@ from veriformer.cli.index import Shown, faults_shown, joined, nearest, propertie
 from veriformer.cli.plugged import plugged
 from veriformer.cli.site import page_of
 from veriformer.cli.speaking import say
-from veriformer.cli.words import told_of_fact, told_of_kind, told_of_outcome
+from veriformer.cli.words import optional_callables, told_of_fact, told_of_kind, told_of_optional, told_of_outcome
 from veriformer.properties.subject.facts import FACTS
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.reports.verdicts import MEANINGS
 
 
 @click.command()
-@click.argument("word", metavar="ID|KIND|FACT|OUTCOME|BUG")
+@click.argument("word", metavar="ID|KIND|FACT|OPTIONAL|OUTCOME|BUG")
 def explain(word: str) -> int:
-    """Explain a property (or a family), a kind of subject, a fact to declare, an outcome, or a fault.
+    """Explain a property (or a family), a kind of subject, a fact, what a subject may offer, an outcome, or a fault.
 
     A property: its formula, why it holds, when it does not apply, its source, the bugs it catches. A kind: how it is
-    called. A fact: what it may be. An outcome: what it says. A fault: which properties show it.
+    called. A fact: what it may be. What a subject may offer (`cache`, `generate`): how it is called. An outcome: what
+    it says. A fault: which properties show it. A word that is a family too lists its properties; `FAMILY.*` explains
+    them.
     """
     added, family = plugged(), word.removesuffix(".*")
     known, shown = properties() | added.properties, joined(faults_shown(), added.shown)
     found = [p for i, p in known.items() if i == word or i.partition(".")[0] == family]
-    for prop in found:
-        _explain_property(prop, shown.get(prop["id"], ()))
     told = [*([told_of_kind(word)] if word in KINDS else []), *([told_of_fact(word)] if word in FACTS else [])]
+    told += [told_of_optional(word)] if word in optional_callables() else []
     if word in MEANINGS:
         told.append(told_of_outcome(word))
     faults = _faults(known, shown)
@@ -40,8 +41,13 @@ def explain(word: str) -> int:
         told.append(_told_of_fault(word, faults[word]))
     for text in told:
         say(text)
+    for prop in found:
+        if told:  # the word has a meaning of its own
+            say(f"  {prop['id']}: {prop['statement']}")
+        else:
+            _explain_property(prop, shown.get(prop["id"], ()))
     if not found and not told:
-        hint = nearest(word, [*known, *KINDS, *FACTS, *MEANINGS, *faults])
+        hint = nearest(word, [*known, *KINDS, *FACTS, *optional_callables(), *MEANINGS, *faults])
         raise click.UsageError(
             f"there is no property {word!r}, nor a kind, a fact or a fault of that name; {hint}`veriformer list`, "
             "`veriformer kinds` and `veriformer facts` show them all"

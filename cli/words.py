@@ -23,6 +23,13 @@ mask_forms says "pairwise". torch's own names say otherwise (key_padding_mask: T
 mygpt.py:GPT` finds out by trying what a model of yours is to be given."""
 
 
+_SIZES = """A kernel of kind attention is given its mask as [B, 1, T, S], or as whichever of [B, T, S], [T, S] and [B, S] runs.
+`build(c)` gets sizes of which it uses what it needs: d_model, num_heads (divides d_model), num_key_value_heads (divides
+num_heads; fewer in some), num_layers, d_ff, vocab_size, max_len, num_classes, dropout (above 0 in some). Widths of a head
+may be odd. What a model refuses by raising is left out; `domain={"num_heads": [4, 8]}` says which are allowed, each size
+for itself."""
+
+
 @click.command()
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def kinds(form: str) -> int:
@@ -32,7 +39,7 @@ def kinds(form: str) -> int:
         return 0
     for name in KINDS:
         say(told_of_kind(name))
-    say(f"\n{_POLARITY}\n\nOptional, each for more that can be judged:")
+    say(f"\n{_POLARITY}\n\n{_SIZES}\n\nOptional, each for more that can be judged:")
     for name, text in optional_callables().items():
         say(_wrapped(f"  {name:12s} ", text))
     return 0
@@ -77,6 +84,11 @@ def told_of_fact(name: str) -> str:
     """Return what a fact means and may be, and how it is declared."""
     fact = FACTS[name]
     return f"{name} (a fact)\n  {fact.meaning}\n\n  may be    {fact.values}\n  declare   --declare {name}=..."
+
+
+def told_of_optional(name: str) -> str:
+    """Return how something is called that a subject may offer besides its forward."""
+    return f"{name} (a subject may offer it)\n{_wrapped('  ', optional_callables()[name])}"
 
 
 def told_of_outcome(name: str) -> str:
