@@ -23,11 +23,11 @@ mask_forms says "pairwise". torch's own names say otherwise (key_padding_mask: T
 mygpt.py:GPT` finds out by trying what a model of yours is to be given."""
 
 
-_SIZES = """A kernel of kind attention is given its mask as [B, 1, T, S], or as whichever of [B, T, S], [T, S] and [B, S]
-runs. `build(c)` gets sizes of which it uses what it needs: d_model, num_heads (divides d_model), num_key_value_heads
-(divides num_heads; fewer in some), num_layers, d_ff, vocab_size, max_len, num_classes, dropout (above 0 in some). Widths
-of a head may be odd. What a model refuses by raising is left out; `domain={"num_heads": [4, 8]}` says which are allowed,
-each size for itself."""
+_SIZES = """A kernel of kind attention is given its mask as [B, 1, T, S], or as whichever of [B, T, S], [T, S] and
+[B, S] runs. `build(c)` gets sizes of which it uses what it needs: d_model, num_heads (divides d_model),
+num_key_value_heads (divides num_heads; fewer in some), num_layers, d_ff, vocab_size, max_len,
+num_classes, dropout (above 0 in some). Widths of a head may be odd. What a model refuses by raising is
+left out; `domain={"num_heads": [4, 8]}` says which are allowed, each size for itself."""
 
 
 @click.command()
