@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.counts import fewest, possible_counts
 from veriformer.properties.definitions.flops import expected_weights
 from veriformer.properties.definitions.inventory import ATTENTION, FEED_FORWARD, OTHER, inventory, remade_weights
 from veriformer.properties.engine.case import Case
+from veriformer.properties.probes.sizes.own_sizes import sizes_of
 from veriformer.properties.subject.inputs import ordinary
 
 

@@ -15,7 +15,6 @@ from veriformer.properties.anatomy.sublayers import (
     unlike_keys_and_values,
 )
 from veriformer.properties.anatomy.traced import Traced, traced
-from veriformer.properties.bench.own_sizes import fields_read
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.attention.merged import merge_words
@@ -26,6 +25,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_caps import scores_are_capped
 from veriformer.properties.families.anatomy_scales import NEAR, scale_cause
 from veriformer.properties.families.similarity import similarities_are_even
+from veriformer.properties.probes.sizes.own_sizes import fields_read
 from veriformer.properties.subject.facts import SCALES, attention_scale
 from veriformer.properties.subject.subject import Subject
 

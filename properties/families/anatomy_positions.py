@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.anatomy.attention import Attention, followed, past
+from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
 from veriformer.properties.anatomy.flow import FAR, Flow, flow, is_far
 from veriformer.properties.anatomy.rotations import (
@@ -34,9 +34,8 @@ from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_t5
 from veriformer.properties.families.anatomy_distance import scores_go_by_distance
 from veriformer.properties.families.anatomy_rows import far_rows_follow
-from veriformer.properties.formulas.relative_biases import slope_cause
+from veriformer.properties.families.anatomy_slopes import over_themselves, slopes_are_those_of_alibi
 from veriformer.properties.subject.subject import Subject
-from veriformer.reference.position_bias import alibi_slopes
 
 KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
 _ROUNDED = 2**-8  # the factor may be rounded to bfloat16
@@ -109,72 +108,6 @@ def factor_of_embeddings(seen: Traced) -> Tensor:
     """Return by what the rows of the table of tokens are multiplied before the first layer; NaN if that is not seen."""
     found = embedding_factor(seen)
     return torch.tensor(torch.nan if found is None else found[0], dtype=torch.float64)
-
-
-def _alibi(case: Case, flowing: Flow) -> None:
-    if is_far(case):  # a steep slope leaves far keys no weight to read a bias off
-        case.reject("far keys may have no weight")
-    known = _over_themselves(flowing.seen, flowing.length, flowing.other)
-    if not known:
-        case.does_not_apply("no attention of a sequence over itself could be followed from its scores to its weights")
-    heads, taken = flowing.built.config.num_heads, 0
-    _judges(case, "positions")
-    for number, attention in enumerate(known):
-        bias = case.apply(past_bias, flowing.seen, flowing.length, flowing.other, number)
-        slopes = alibi_slopes(max(heads, len(bias)))
-        first, taken = taken % len(slopes), taken + len(bias)  # heads may be computed one after another, or in groups
-        own = slopes[first : first + len(bias)]
-        expected = case.apply(expected_bias, flowing.seen, flowing.length, flowing.other, number, own)
-        place = attention.place or "the model"
-        case.close(
-            bias,
-            expected,
-            f"the bias in {place} is not that of ALiBi",
-            bound=1e3 * flowing.limit,
-            constants_allowed=True,
-            cause=lambda b=bias, e=expected, o=own, a=attention: _slope_cause(b, e, o, a),  # type: ignore[misc]
-        )
-
-
-def _over_themselves(seen: Traced, length: int, other: int) -> list[Attention]:
-    return [a for a in followed(seen) if a.is_over(length, other)]
-
-
-def past_bias(seen: Traced, length: int, other: int, number: int) -> Tensor:
-    """Return `[H, T, T]`: what is added to the scores of keys at or before a query, of mean 0 in each row."""
-    found = _over_themselves(seen, length, other)[number]
-    return past(found.bias, ~found.hidden)
-
-
-def expected_bias(seen: Traced, length: int, other: int, number: int, slopes: list[float]) -> Tensor:
-    """Return `[H, T, T]`: the bias of ALiBi with these slopes, under the mask of an attention, as of `past_bias`."""
-    visible = ~_over_themselves(seen, length, other)[number].hidden
-    at = torch.arange(visible.shape[-1], dtype=torch.float64)
-    return past(torch.tensor(slopes, dtype=torch.float64)[:, None, None] * (at[None, :] - at[:, None]), visible)
-
-
-def _slope_cause(bias: Tensor, expected: Tensor, slopes: list[float], attention: Attention) -> str | None:
-    """Say by how much the slopes differ, head by head, or by which rule they are made."""
-    place = attention.place or "the model"
-    square = expected.square().sum((1, 2)).clamp(min=1e-300)
-    ratio = (bias * expected).sum((1, 2)) / square
-    if not bool(bias.abs().amax() > 1e-6):
-        return f"no bias is added to the scores in {place}"
-    straight = float((bias - ratio[:, None, None] * expected).abs().amax()) < 1e-3
-    if not straight:
-        return f"the bias in {place} does not grow in proportion to the distance"
-    told = ", ".join(f"{r:.4g}" for r in ratio.tolist())
-    scales = [float(x) for x in attention.scale if x is not None]
-    if len(scales) == len(ratio) and bool((ratio - torch.tensor(scales, dtype=ratio.dtype)).abs().amax() < 1e-3):
-        return f"every slope in {place} is multiplied by the attention's scale: the bias is added before scaling"
-    by_rule = torch.tensor(slopes, dtype=ratio.dtype)
-    if (rule := slope_cause(ratio * by_rule, by_rule)) and "times those" not in rule:
-        return f"in {place} {rule}"
-    if bool((ratio + 1).abs().amax() < 1e-3):
-        return f"the bias in {place} has the other sign: it favours distant keys"
-    if bool((ratio - ratio[0]).abs().amax() < 1e-3):
-        return f"every slope in {place} is {float(ratio[0]):.4g} times the published one"
-    return f"the slopes in {place} are {told} times the published ones, head by head"
 
 
 def _rotary(case: Case, flowing: Flow) -> None:
@@ -255,7 +188,7 @@ def _said(case: Case, flowing: Flow, attention: Attention, angles: _Angles) -> _
 
 def _traced_back(seen: Traced, length: int, other: int) -> list[Attention]:
     """Return the attentions over themselves whose queries and keys all have a known source."""
-    found = _over_themselves(seen, length, other)
+    found = over_themselves(seen, length, other)
     return [a for a in found if all(x is not None for x in (*a.query_from, *a.key_from))]
 
 
@@ -403,7 +336,7 @@ def first_row(seen: Traced, module: nn.Module, length: int, width: int) -> Tenso
 
 _JUDGED: Mapping[Any, Callable[[Case, Flow], None]] = {
     "t5": buckets_are_those_of_t5,
-    "alibi": _alibi,
+    "alibi": slopes_are_those_of_alibi,
     "rotary": _rotary,
     "sinusoidal": _sinusoidal,
     "learned": _learned,

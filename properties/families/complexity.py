@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import DispatchWatch, WorkWatch
 from veriformer.properties.causes.structure import beside_the_textbook, off_the_record
@@ -26,6 +25,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
+from veriformer.properties.probes.sizes.own_sizes import sizes_of
 
 _MOST_WORK = 7e10
 """Multiplications of a call at T = 512: where it would be more a quarter of that length is called."""

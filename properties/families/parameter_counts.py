@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.own_sizes import sizes_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import surplus_cause
 from veriformer.properties.causes.structure import beside_the_textbook, is_of_textbook_shapes, unlike_the_textbook
@@ -21,6 +20,7 @@ from veriformer.properties.definitions.counts import (
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.sizes.own_sizes import sizes_of
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject

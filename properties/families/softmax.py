@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_rows import one_maximum_for_all
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 
@@ -149,29 +148,16 @@ def extreme_scores_stay_finite(case: Case) -> None:
     scores[5] = -large
     scores[4, 0], scores[5, 0] = large * 0.5, -large * 0.5
     got = _softmax(case, built, scores)
-    case.finite(
-        got, "extreme scores give NaN or infinity: the maximum is not subtracted", cause=lambda: _of_all(case, built)
-    )
+    told = "extreme scores give NaN or infinity: the maximum is not subtracted"
+    case.finite(got, told, cause=lambda: one_maximum_for_all(case, built))
     case.close(
         got,
         softmax_oracle(scores).to(got.device),
         "extreme scores give other weights than in float64",
         bound=log_sum_exp_bound(scores, built.dtype),
-        cause=lambda: _of_all(case, built) or _slip(case, built),
+        cause=lambda: one_maximum_for_all(case, built) or _slip(case, built),
     )
     case.witness()
-
-
-def _of_all(case: Case, built: Built) -> str | None:
-    """Tell whether a row is wrong beside one of far larger scores and right alone: one maximum for all rows."""
-    small = torch.tensor([[0.0, 1.0, -1.0]], dtype=built.dtype)
-    large = 0.6 * math.log(float(torch.finfo(built.dtype).max)) * 2
-    right = small.double().softmax(-1)
-    alone, beside = _softmax(case, built, small), _softmax(case, built, torch.cat([small, small + large]))[:1]
-    off = [float((x.cpu().double() - right).abs().nan_to_num(nan=1.0).amax()) for x in (alone, beside)]
-    if off[0] < 1e-2 < off[1]:
-        return "a row beside one of larger scores is wrong, and right alone: one maximum is subtracted from all rows"
-    return None
 
 
 @holds(

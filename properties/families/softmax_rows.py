@@ -145,6 +145,23 @@ def _call(case: Case, built: Built, scores: Tensor, dim: int = -1) -> Tensor:
     return case.call(built, scores, dim) if case.subject.accepts("dim") else case.call(built, scores)
 
 
+def one_maximum_for_all(case: Case, built: Built) -> str | None:
+    """Tell whether a row is wrong beside one of far larger scores and right alone: one maximum for all rows.
+
+    Args:
+        case: of the failure.
+        built: the softmax.
+    """
+    small = torch.tensor([[0.0, 1.0, -1.0]], dtype=built.dtype)
+    large = 1.2 * math.log(float(torch.finfo(built.dtype).max))
+    right = small.double().softmax(-1)
+    alone, beside = _call(case, built, small), _call(case, built, torch.cat([small, small + large]))[:1]
+    off = [float((x.cpu().double() - right).abs().nan_to_num(nan=1.0).amax()) for x in (alone, beside)]
+    if off[0] < 1e-2 < off[1]:
+        return "a row beside one of larger scores is wrong, and right alone: one maximum is subtracted from all rows"
+    return None
+
+
 def _weights(
     case: Case,
     built: Built,

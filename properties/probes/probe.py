@@ -29,7 +29,7 @@ from veriformer.properties.probes.doubts.one_length import lone_length
 from veriformer.properties.probes.doubts.said_in_code import ends_of_texts, smaller_starts
 from veriformer.properties.probes.findings import Finding, Probe, Question, a_case
 from veriformer.properties.probes.influence import observed_scales, order_matters, what_reaches_what
-from veriformer.properties.probes.limits import longest_sequence, shortest_sequence
+from veriformer.properties.probes.sizes.limits import longest_sequence, shortest_sequence
 from veriformer.properties.probes.slopes import slopes_of_the_bias
 from veriformer.properties.probes.structure import kind_of_norm, place_of_norm, tied_embeddings, where_positions_enter
 

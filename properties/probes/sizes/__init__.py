@@ -1,0 +1,1 @@
+"""The sizes that a model takes, and those that it has of its own."""
