@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veriformer.properties.anatomy.flow import flow
+from veriformer.properties.anatomy.flow import flow_aside
 from veriformer.properties.anatomy.sublayers import scrambled_merges
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -11,7 +11,7 @@ from veriformer.properties.engine.violations import Violation
 def merge_opinion(case: Case, problem: Violation) -> str | None:
     """Name an attention whose heads and positions are not changed back before its heads are merged."""
     del problem
-    odd = scrambled_merges(flow(case, goes_far=False).seen)
+    odd = scrambled_merges(flow_aside(case).seen)
     return merge_words(odd[0]) if odd else None
 
 

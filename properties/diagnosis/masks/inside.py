@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention, attentions, followed
-from veriformer.properties.anatomy.flow import Flow, flow
+from veriformer.properties.anatomy.flow import Flow, flow_aside
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -17,7 +17,7 @@ _FEW = 3  # distances that are told one by one
 def mask_opinion(case: Case, problem: Violation) -> str | None:
     """Name what is wrong with the first mask that hides something and not what it should: a leak seen from inside."""
     del problem
-    flowing = flow(case, goes_far=False)
+    flowing = flow_aside(case)
     for attention in followed(flowing.seen):
         allowed = allowed_in(flowing, attention)
         if allowed is None or not bool(attention.hidden.any()):
@@ -91,7 +91,7 @@ def _run(one: str, many: str, places: list[int], verb: str = "sees", verbs: str 
 
 def all_masks_are_right(case: Case) -> bool:
     """Whether every attention of a model could be followed, and hides just what the declared mask hides."""
-    flowing = flow(case, goes_far=False)
+    flowing = flow_aside(case)
     known = attentions(flowing.seen)
     if not known or len(known) != len(followed(flowing.seen)):
         return False
@@ -101,7 +101,7 @@ def all_masks_are_right(case: Case) -> bool:
 
 def hidden_from_some(case: Case) -> str | None:
     """Name what is wrong with a mask over another sequence that hides more from some queries than from others."""
-    flowing = flow(case, goes_far=False)
+    flowing = flow_aside(case)
     for attention in followed(flowing.seen):
         allowed = allowed_in(flowing, attention)
         if allowed is None or allowed.shape[0] == allowed.shape[1] or not bool((attention.hidden & allowed).any()):
