@@ -204,7 +204,7 @@ def _tokens_cause(case: Case, built: Built, right: int, wrong: int) -> str | Non
         return _is_wrong(case, built, _long(built, torch.Generator().manual_seed(tokens), tokens, (), case))
 
     with off_the_record(case):
-        if not _shift(case) and (told := _chunks_alike(case, built, min(wrong, 65))):
+        if not _shift(case) and (told := _chunks_alike(case, built, wrong)):
             return told
         if wrong not in _EMPTY or is_wrong(wrong):
             return wrong_lengths(is_wrong, right, wrong, "tokens")
