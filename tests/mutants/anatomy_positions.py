@@ -29,7 +29,7 @@ def _alibi(change: Callable[[AlibiBias], None]) -> Subject:
     "anatomy-alibi-sign",
     "The slopes of ALiBi have the other sign",
     killed_by=("anatomy.positions",),
-    cause="has the other sign: it favours distant keys",
+    cause="the negative of the right ones",
 )
 def alibi_sign() -> Subject:
     return _alibi(lambda bias: bias.slopes.neg_())
@@ -39,7 +39,7 @@ def alibi_sign() -> Subject:
     "anatomy-alibi-slopes",
     "The slopes of ALiBi begin at i = 0: 2^(-8 (i - 1) / H)",
     killed_by=("anatomy.positions",),
-    cause="times the published one",
+    cause="with i from 0",
 )
 def alibi_slopes_from_zero() -> Subject:
     return _alibi(lambda bias: bias.slopes.mul_(2 ** (8 / len(bias.slopes))))
@@ -49,7 +49,7 @@ def alibi_slopes_from_zero() -> Subject:
     "anatomy-alibi-one-slope",
     "All heads have the slope of the first",
     killed_by=("anatomy.positions",),
-    cause="times the published ones, head by head",
+    cause="the head's number is missing",
 )
 def one_slope() -> Subject:
     return _alibi(lambda bias: bias.slopes.fill_(float(bias.slopes[0])))

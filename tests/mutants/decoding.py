@@ -189,7 +189,7 @@ def generates_wrongly() -> Subject:
     "CM01-sum",
     "One future token leaks: probabilities do not sum to one",
     killed_by=("decoding.probability",),
-    cause="off by one",
+    cause="one step ahead, and not through attention",
 )
 def leaks() -> Subject:
     def forward(model: nn.Module, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:

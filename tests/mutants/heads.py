@@ -36,7 +36,7 @@ def split_without_transpose() -> Subject:
         "attention.head-decomposition",
         "attention.head-gauge",
     ),
-    cause="enter one output: they are mixed|index of a position",
+    cause="a transpose is missing before the reshape|enter one output: they are mixed|index of a position",
 )
 def merge_without_transpose() -> Subject:
     class Wrong(SelfAttention):

@@ -66,7 +66,7 @@ def default() -> Subject:
     "IN07",
     "The scaled initialisation is never applied",
     killed_by=("init.residual-scaling",),
-    cause="not scaled",
+    cause="the factor 1/sqrt(2N) is missing",
 )
 def never_applied() -> Subject:
     def change(model: nn.Module) -> None:
@@ -81,7 +81,7 @@ def never_applied() -> Subject:
     "IN08",
     "The scaled initialisation is applied to the wrong matrix",
     killed_by=("init.residual-scaling",),
-    cause="not scaled at all",
+    cause="the factor 1/sqrt(2N) is missing",
 )
 def wrong_matrix() -> Subject:
     def change(model: nn.Module) -> None:

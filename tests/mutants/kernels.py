@@ -244,7 +244,7 @@ def dead_half() -> Subject:
     "IN05-drawn",
     "A table drawn at random is a plain tensor: it is not saved, and a model that is loaded has another one",
     killed_by=("parameters.registered",),
-    cause="",
+    cause="neither parameter nor buffer",
 )
 def plain_table() -> Subject:
     saved = put(False, instead_of=True)

@@ -107,7 +107,7 @@ def _loss(function: Callable[[Tensor, Tensor], Tensor]) -> Subject:
     "LC-means",
     "A loss in chunks of 64 tokens takes the mean of the chunks' means",
     killed_by=("loss.definition",),
-    cause="a last block of 64 that is not full",
+    cause="means of chunks of 64 tokens",
 )
 def mean_of_means() -> Subject:
     def function(x: Tensor, y: Tensor) -> Tensor:

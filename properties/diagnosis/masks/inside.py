@@ -24,7 +24,8 @@ def mask_opinion(case: Case, problem: Violation) -> str | None:
             continue
         if not bool((~attention.hidden & ~allowed).any()):
             continue
-        return mask_cause(attention.hidden, allowed, attention.place or "the model")
+        told = mask_cause(attention.hidden, allowed, attention.place or "the model")
+        return None if told and "the causal mask in" in told else told  # the map of influence shows that, and its line
     return None
 
 

@@ -66,6 +66,11 @@ def operations(bench: Workbench, length: int, batch: int = 1) -> float:
     return float(batch * (_parameters(bench) * length + scores)) + _STEP * _steps(bench, length)
 
 
+def loops_too_long(bench: Workbench, length: int) -> bool:
+    """Whether a forward that loops over so many positions is beyond the effort at far lengths."""
+    return _STEP * _steps(bench, length) > effort_of(bench).far_operations
+
+
 def _steps(bench: Workbench, length: int) -> float:
     """Estimate the operations of a forward that loops over its positions; 0 where their number does not grow with them.
 

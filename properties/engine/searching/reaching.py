@@ -23,6 +23,7 @@ from veriformer.properties.engine.property import FARTHEST, Property
 from veriformer.properties.engine.searching.costs import (
     affords,
     effort_of,
+    loops_too_long,
     operations,
     operations_of_steps,
     too_costly,
@@ -256,6 +257,8 @@ def _most(bench: Workbench) -> int:
 def tried_of(bench: Workbench) -> int:
     """Return the longest sequence that is tried: the claimed one, if one forward of it is within the effort."""
     claimed = min(claimed_of(bench), _most(bench))
+    while claimed > _SHORTEST and loops_too_long(bench, claimed):
+        claimed //= 2
     return claimed if claimed <= FARTHEST or tries(bench, claimed) else FARTHEST
 
 
@@ -263,8 +266,6 @@ def _reach_of(bench: Workbench) -> int:
     claimed = tried_of(bench)
     if claimed < _SHORTEST or (bench.pool.is_large and not affords(bench, 1, claimed)):
         return claimed
-    while claimed > _SHORTEST and not affords(bench, 1, claimed):
-        claimed //= 2
     try:
         case = Case(bench, RandomDraws(0, {"reach": LONG}))
         stream = Stream(case, case.built(dtype=torch.float32))
