@@ -82,9 +82,7 @@ def _positions_are_those_of_the_patches(
         f"tokens have the positions of other patches: the image has {high} rows of {wide} patches",
         got=f"channels that are alike in every {high}th token, and in {high} tokens in a row",
         expected=f"channels that are alike in every {wide}th token, and in {wide} tokens in a row",
-        cause=lambda: (
-            "the grid of positions is laid out column by column (meshgrid's indexing), the patches row by row"
-        ),
+        cause=lambda: _TURNED,
     )
 
 

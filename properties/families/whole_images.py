@@ -17,11 +17,10 @@ from veriformer.properties.engine.case import Case
 
 def all_of_it_is_connected(case: Case, built: Built) -> None:
     """Require a gradient for every parameter of the model that the stack was taken from, called on an image."""
-    whole = vars(built.module).get("whole")
-    if not isinstance(whole, nn.Module) or case.subject.image is None:
+    if not isinstance(vars(built.module).get("whole"), nn.Module) or case.subject.image is None:
         return
     image = case.normal(1, *case.subject.image, dtype=torch.float32)
-    unused = case.apply(unreached_from_an_image, whole, image)
+    unused = case.apply(unreached_from_an_image, built.module, image)
     case.equal(
         unused,
         [],
@@ -33,14 +32,14 @@ def all_of_it_is_connected(case: Case, built: Built) -> None:
     )
 
 
-def unreached_from_an_image(whole: nn.Module, image: Tensor) -> list[str]:
+def unreached_from_an_image(stack: nn.Module, image: Tensor) -> list[str]:
     """Return the names of the parameters that what a model gives for an image does not depend on.
 
     Args:
-        whole: the model; it is left as it is.
+        stack: of the model, which it keeps as `whole`; both are left as they are.
         image: `[1, C, H, W]`.
     """
-    model = copy.deepcopy(whole).float().eval()
+    model = copy.deepcopy(vars(stack)["whole"]).float().eval()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with torch.enable_grad():
         output = model(image.float())

@@ -226,3 +226,50 @@ def steps_of_time_are_dropped() -> Subject:
 
     drop = put_class(DropPathOverTime)
     return Subject(kind="feed_forward", build=lambda c: TimeFirst(c, drop), declares={"structure": "other"})
+
+
+class Pictures(nn.Module):
+    """A model of images: patches, positions, a stack of layers, the mean."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, c.d_model, 4, 4)
+        self.places = nn.Parameter(torch.randn(1, 6, c.d_model))
+        layer = nn.TransformerEncoderLayer(c.d_model, c.num_heads, c.d_ff, 0.0, batch_first=True)
+        self.stack = nn.TransformerEncoder(layer, c.num_layers, enable_nested_tensor=False)
+
+    def placed(self, x: Tensor) -> Tensor:
+        return x + self.places
+
+    def forward(self, images: Tensor) -> Tensor:
+        given: Tensor = self.stack(self.placed(self.patches(images).flatten(2).mT)).mean(1)
+        return given
+
+
+@fault(
+    "image-positions-lost",
+    "A model of images adds its positions to nothing; its stack is judged alone, on embeddings",
+    killed_by=("parameters.all-used",),
+    cause="takes no part in what the model gives for an image",
+)
+def positions_of_images_are_lost() -> Subject:
+    class Lost(Pictures):
+        def placed(self, x: Tensor) -> Tensor:
+            return x
+
+    model = put_class(Lost)
+
+    def stack(c: DrawnConfig) -> nn.Module:
+        whole = model(c)
+        whole.stack.__dict__["whole"] = whole
+        found: nn.Module = whole.stack
+        return found
+
+    return Subject(
+        kind="encoder",
+        inputs="embeddings",
+        build=stack,
+        forward=lambda m, x: m(x),
+        image=(3, 8, 12),
+        declares={"positions": "none", "causal": False, "structure": "textbook"},
+    )
