@@ -273,3 +273,36 @@ def positions_of_images_are_lost() -> Subject:
         image=(3, 8, 12),
         declares={"positions": "none", "causal": False, "structure": "textbook"},
     )
+
+
+class Grouped(Attention):
+    """Attention whose heads share keys and values in groups, in blocks."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__(c)
+        self.k, self.v = (nn.Linear(c.d_model, c.num_key_value_heads * c.d_head) for _ in range(2))
+
+    def deal(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(self.heads // x.shape[1], dim=1)
+
+    def forward(self, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
+        q, width = self.split(self.q(x)), self.q.out_features // self.heads
+        k, v = (self.deal(y.unflatten(-1, (-1, width)).transpose(1, 2)) for y in (self.k(memory), self.v(memory)))
+        scores = (q @ k.mT) / math.sqrt(width)
+        given: Tensor = self.o(self.merge(scores.masked_fill(~allowed, -1e9).softmax(-1) @ v))
+        return given
+
+
+@fault(
+    "groups-undeclared",
+    "Groups of keys are dealt to the heads in turns, and nothing says that there are groups",
+    killed_by=("anatomy.softmax",),
+    cause="in turns (0 1 0 1)",
+)
+def groups_that_nobody_declared() -> Subject:
+    class Tiled(Grouped):
+        def deal(self, x: Tensor) -> Tensor:
+            return x.repeat(1, self.heads // x.shape[1], 1, 1)
+
+    attention = put_class(Tiled)
+    return _encoder(lambda c: Encoder(c, attention))
