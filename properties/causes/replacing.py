@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from veriformer.properties.causes.lines import SILENT, Step, Trace, line_of_code, tensors_of
+from veriformer.properties.causes.tracing.lines import SILENT, Step, Trace, line_of_code, tensors_of
 
 Run = Callable[[], Tensor]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.causes.asking import answer_to
-from veriformer.properties.causes.lines import told
 from veriformer.properties.causes.replacing import Within, line_that_parts
+from veriformer.properties.causes.tracing.lines import told
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.inside import hidden_from_some
 from veriformer.properties.engine.case import Case

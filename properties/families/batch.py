@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from veriformer.properties.bench.measured import judged_dtypes
-from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.causes.tracing.provenance import Crossing
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.hiding import batch_cause
 from veriformer.properties.diagnosis.places.rows import misplaced
@@ -72,9 +75,16 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
         return told
     other = x.clone()
     other[-1] = stream.other(x)[-1]
-    changed = (stream(other) - together).abs().flatten(1).amax(dim=1)
-    reached = int((changed[:-1] > size_of(together) * stream.case.tolerance(stream.built)).sum())
+    reached = _changed(stream, x, other, together)
     if not reached:
+        early = x.clone()
+        early[0] = stream.other(x)[0]
+        if _changed(stream, x, early, together):
+            where = _where(stream, x, early, lambda t: t[-1:])
+            return (
+                "samples depend on earlier ones of the batch and on no later one: something is counted or accumulated "
+                f"along the batch{', ' + where if where else ''}"
+            )
         turned = stream(x.flip(0)).flip(0)
         if bool(((turned - together).abs() > limit).any()):
             return "a sample's output depends on its place in the batch"
@@ -92,15 +102,37 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
             return (
                 "position t of one sample reaches position t of the others and no other: attention runs over the batch"
             )
-    where = where_it_enters(
-        stream.built.module, lambda: stream(x), lambda: stream(other), lambda t: t[:1] if len(t) == len(x) else None,
-        stream.case.tolerance(stream.built),
-    )  # fmt: skip
+    where = _where(stream, x, other, lambda t: t[:1])
     return (
-        f"replacing the last sample changes {reached} of {len(x) - 1} other samples: something reduces over the batch"
+        f"replacing the last sample changes {len(reached)} of {len(x) - 1} other samples: they meet in the batch"
         f"{', ' + where if where else ''} "
         "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
     )
+
+
+def _meeting(stream: Stream, x: Tensor, order: list[int]) -> str | None:
+    """Tell how samples meet, where they do without a mask."""
+    with torch.no_grad():
+        together, permuted = stream(x), stream(x[order])
+    limit = size_of(together) * stream.case.tolerance(stream.built)
+    moved = bool(((permuted - together[order]).abs() > limit).any())
+    return _cause(stream, x, together, DEFAULT) if moved else None
+
+
+def _changed(stream: Stream, x: Tensor, other: Tensor, together: Tensor) -> list[int]:
+    """Return the samples that another batch changes, of those that are the same in both."""
+    limit = size_of(together) * stream.case.tolerance(stream.built)
+    moved = (stream(other) - together).abs().flatten(1).amax(dim=1) > limit
+    same = (other == x).flatten(1).all(1)
+    return [int(row) for row in (moved & same.to(moved.device)).nonzero().flatten()]
+
+
+def _where(stream: Stream, x: Tensor, other: Tensor, rows: Callable[[Tensor], Tensor]) -> str | None:
+    """Say where one batch parts from another on samples that they share."""
+    return where_it_enters(
+        stream.built.module, lambda: stream(x), lambda: stream(other), lambda t: rows(t) if len(t) == len(x) else None,
+        stream.case.tolerance(stream.built), crossing=Crossing(0, ~torch.eye(len(x), dtype=torch.bool), "sample"),
+    )  # fmt: skip
 
 
 @holds(
@@ -138,7 +170,7 @@ def permuting_samples_permutes_outputs(case: Case) -> None:
         permuted[keep],
         straight[order][keep],
         "permuting the samples of a batch does not permute its outputs",
-        cause=lambda: None if mask is None else batch_cause(stream, x, order),
+        cause=lambda: (batch_cause(stream, x, order) if mask is not None else None) or _meeting(stream, x, order),
     )
     if worst_difference(straight[0], straight[1]).error > 0:
         case.witness()

@@ -10,8 +10,9 @@ from torch import Tensor
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
-from veriformer.properties.causes.lines import Kept, apart
-from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.causes.tracing.lines import Kept, apart
+from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.causes.tracing.provenance import Crossing
 from veriformer.properties.diagnosis.masks.inside import all_masks_are_right
 from veriformer.properties.diagnosis.prefixes import length_enters
 from veriformer.properties.engine.case import Case
@@ -156,6 +157,7 @@ class _Map:
             stream.built.module, lambda: stream(x, path=path), lambda: stream(other, path=path),
             lambda t: t[:, :cut] if t.shape[:2] == x.shape[:2] else None, self.case.tolerance(stream.built),
             Kept({length: list(range(cut))}),
+            Crossing(1, ~causal_region(length, None, self.case.subject.fact("prefix")).T, "position"),
         )  # fmt: skip
 
     def gap(self) -> str | None:

@@ -11,7 +11,7 @@ from torch import nn
 from veriformer.properties.bench.guards import SubjectError, WrongOutputError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from veriformer.properties.causes.lines import Kept, apart
-from veriformer.properties.causes.localize import where_it_enters
+from veriformer.properties.causes.tracing.lines import Kept, apart
+from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.causes.tracing.provenance import Crossing
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.masks.hiding import hiding_cause, weighs_padding
 from veriformer.properties.diagnosis.masks.placed import ones_cause
@@ -38,6 +39,7 @@ class _Padded:
 
     def __init__(self, case: Case, side: str, *, low: int = 1) -> None:
         longest = case.length("T", low=2)
+        self.side = side
         samples = case.batch(2, 2)
         self.real = [longest, case.integer("real", low, longest - 1)]
         self.real += [low + (2 * row + 1) % (longest - low) for row in range(2, samples)]
@@ -60,7 +62,10 @@ class _Padded:
 
 def _leak_cause(padded: _Padded, path: Path) -> str | None:
     """Explain a leak of what is hidden: by numbers that are none, on a plain call, or else by path and place."""
-    return _no_number(padded, path) or hiding_cause(padded.stream) or _cause(padded, path)
+    if told := _no_number(padded, path) or hiding_cause(padded.stream):
+        return told
+    told, has_line = _cause(padded, path)
+    return told if has_line else hiding_cause(padded.stream, padded.side) or told
 
 
 def _no_number(padded: _Padded, path: Path) -> str | None:
@@ -79,8 +84,11 @@ def _no_number(padded: _Padded, path: Path) -> str | None:
     )
 
 
-def _cause(padded: _Padded, path: Path) -> str | None:
-    """Tell whether the mask is ignored altogether, inverted, too weak, or leaks on this path alone.
+def _cause(padded: _Padded, path: Path) -> tuple[str | None, bool]:
+    """Tell whether the mask is ignored altogether, inverted, too weak, or leaks on this path alone; else the place.
+
+    Returns:
+        What is told, and whether it is more than a module's name.
 
     Asked on fresh positions, as many as no size of the model, the last two of them padding (or the first two): on one
     or two these cannot be told apart.
@@ -94,7 +102,7 @@ def _cause(padded: _Padded, path: Path) -> str | None:
     shown = list(range(2, length) if _sides(stream.case.subject) == ("left",) else range(length - 2))
     mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     mask[:, shown] = True
-    real = _broad(mask, x)
+    real, hides = _broad(mask, x), ~mask[0].cpu()
 
     def change(replaced: Tensor, way: Path = path) -> float:
         """Return how far the output that belongs to the first real position moves when positions are replaced."""
@@ -107,15 +115,18 @@ def _cause(padded: _Padded, path: Path) -> str | None:
         limit = stream.case.tolerance(stream.built)
         whole, hidden = stream(x, torch.ones_like(mask), path=path), stream(x, mask, path=path)
         if worst_difference(hidden, whole, size_of(whole)).error <= limit:
-            return "the output with the mask equals the output without it: the padding mask is not applied on this path"
+            return (
+                "the output with the mask equals the output without it: the padding mask is not applied on this path",
+                True,
+            )
         through = change(~real)
         if through <= limit:
-            return None
+            return None, False
         if not stream.case.subject.fact("causal") and stream.per_position and change(later) <= limit:
-            return "other real positions do not matter and padded ones do: the mask is inverted"
+            return "other real positions do not matter and padded ones do: the mask is inverted", True
         plain = Path(mask="padded")
         if path != plain and change(~real, plain) <= limit:
-            return f"the plain path is clean, padding leaks on this one alone ({path})"
+            return f"the plain path is clean, padding leaks on this one alone ({path})", True
         where = where_it_enters(
             stream.built.module,
             lambda: stream(x, mask, path=path),
@@ -123,10 +134,11 @@ def _cause(padded: _Padded, path: Path) -> str | None:
             lambda t: t[:, shown] if t.shape[:2] == x.shape[:2] else t if len(t) == 1 and t.ndim == 2 else None,
             limit,
             Kept({length: shown}),
+            Crossing(1, hides[:, None] & ~hides[None], "position"),
         )
     is_weak = through < 1e-2 and weighs_padding(stream, x, mask) is not False
     weak = "a padded key gets a small weight instead of 0: the mask's constant is too weak; " if is_weak else ""
-    return f"{weak}padding enters {where}" if where else weak.rstrip("; ") or None
+    return f"{weak}padding enters {where}" if where else weak.rstrip("; ") or None, bool(where and "at " in where)
 
 
 def _broad(mask: Tensor, x: Tensor) -> Tensor:

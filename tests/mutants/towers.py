@@ -80,7 +80,7 @@ def heated() -> Subject:
     "towers-batch-norm",
     "The features of a tower are divided by the norm of the whole batch",
     killed_by=("batch.independence",),
-    cause="reduces over the batch|number of samples",
+    cause="of all samples|number of samples",
 )
 def of_the_batch() -> Subject:
     class Whole(Towers):

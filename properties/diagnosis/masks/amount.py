@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.measured import tolerance_of
-from veriformer.properties.causes.lines import apart, told
-from veriformer.properties.causes.localize import where_it_enters
 from veriformer.properties.causes.replacing import Replaced, Run, Within, line_that_parts
+from veriformer.properties.causes.tracing.lines import apart, told
+from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import attentions, rows_of
 from veriformer.properties.diagnosis.masks.masked import Masked

@@ -119,12 +119,23 @@ def _counted_over_the_batch(batches: Batches) -> str | None:
     for when, outputs in forms:
         along_time = bool(batches.rows_differ(outputs, outputs[:, :1].expand_as(outputs)).any())
         along_batch = bool(batches.rows_differ(outputs, outputs[:1].expand_as(outputs)).any())
-        if along_batch and not along_time:
+        if along_batch and not along_time and not _samples_meet(batches, x, plain):
             told = f"the same token everywhere gives the same output at all positions{when}, and another in each sample"
             return (
                 f"{told}: positions are counted along the batch axis instead of along time, as its place in the batch"
             )
     return None
+
+
+def _samples_meet(batches: Batches, x: Tensor, before: Tensor) -> bool:
+    """Whether other content of the first or last sample changes another one."""
+    for row in (0, len(x) - 1):
+        changed = x.clone()
+        changed[row] = batches.draw(1, x.shape[1])[0]
+        others = [r for r in range(len(x)) if r != row]
+        if bool(batches.rows_differ(batches.together(changed)[others], before[others]).any()):
+            return True
+    return False
 
 
 def _over_the_batch(batches: Batches) -> str | None:

@@ -127,8 +127,13 @@ def line_where_runs_part(first: Callable[[], object], second: Callable[[], objec
 
 def told(step: Step) -> str:
     """Return the line that a step stands on, with its text."""
-    text = linecache.getline(step.file, step.number).strip()
+    text = text_of(step.file, step.number)
     return f"{Path(step.file).name}:{step.number}: `{text}`" if text else ""
+
+
+def text_of(file: str, number: int) -> str:
+    """Return the text of a line of code."""
+    return linecache.getline(file, number).strip()
 
 
 def _softmax_of(step: Step, before: list[Step], kept: Kept) -> Step | None:

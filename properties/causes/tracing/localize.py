@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.causes.lines import Kept, line_where_runs_part
+from veriformer.properties.causes.tracing.lines import Kept, line_where_runs_part, tensors_of
+from veriformer.properties.causes.tracing.provenance import Crossing, line_that_crosses
 from veriformer.properties.definitions.differences import size_of, worst_difference
 
 Rows = Callable[[Tensor], Tensor | None]
@@ -22,6 +23,7 @@ def where_it_enters(
     rows: Rows,
     limit: float,
     kept: Kept | None = None,
+    crossing: Crossing | None = None,
 ) -> str | None:
     """Run a model twice and name the innermost module behind which the two runs part, and the line if it is found.
 
@@ -32,32 +34,80 @@ def where_it_enters(
         rows: of each module's inputs and outputs.
         limit: largest difference that is rounding, relative to the size of a tensor.
         kept: of every tensor on the way, what must agree; the line is looked for where it is given.
+        crossing: what must not reach what; where no line is found so, it is looked for number by number.
 
     Returns:
         `behind stack.layers.0.attention (SelfAttention), whose input is still right`, or None.
     """
     if not isinstance(module, nn.Module):
         return None
-    place = _module(module, first, second, rows, limit)
+    name = _module(module, first, second, rows, limit)
     line = line_where_runs_part(first, second, kept, limit) if kept else ""
-    if place and line:
-        return f"{place.partition(', whose input')[0] if 'behind' in place else place}, at {line}"
-    return place or (f"at {line}" if line else None)
+    if name is None:
+        return f"at {line}" if line else None
+    part = dict(module.named_modules())[name]
+    if not line and crossing is not None:
+        line = _crosses(part, first, second, crossing, limit) or ""
+    kind = type(part).__name__
+    if not name:
+        return f"in the forward of {kind} itself, not in one of its parts{f', at {line}' if line else ''}"
+    return f"behind {name} ({kind}), {f'at {line}' if line else 'whose input is still right'}"
 
 
 def _module(
     module: nn.Module, first: Callable[[], object], second: Callable[[], object], rows: Rows, limit: float
 ) -> str | None:
+    """Return the name of the innermost module behind which two runs part; "" is the model itself."""
     one, two = _run(module, first), _run(module, second)
     for (name, inside, outside), (again, inside_too, outside_too) in zip(one, two, strict=False):
         if name != again:
             return None  # the two runs take different ways
         if _agree(inside, inside_too, rows, limit) and not _agree(outside, outside_too, rows, limit):
-            part = dict(module.named_modules())[name]
-            if not name:
-                return f"in the forward of {type(part).__name__} itself, not in one of its parts"
-            return f"behind {name} ({type(part).__name__}), whose input is still right"
+            return name
     return None
+
+
+def _crosses(
+    part: nn.Module, first: Callable[[], object], second: Callable[[], object], crossing: Crossing, limit: float
+) -> str | None:
+    """Look inside one module for the line that mixes what must be apart, along the first input that has such places."""
+    if crossing.axis == 0 and getattr(part, "batch_first", None) is False:
+        return f"its own first axis, which is time to a {type(part).__name__} without batch_first=True"
+    (args, kwargs), again = _given(part, first), _given(part, second)
+    places = crossing.forbidden.shape[0]
+    pairs = zip(tensors_of((args, kwargs)), tensors_of(again), strict=True)
+    fitting = ((a, b) for a, b in pairs if a.ndim > crossing.axis and a.shape[crossing.axis] == places)
+    x, changed = next(((a, b) for a, b in fitting if a.shape == b.shape and a.dtype != torch.bool), (None, None))
+    if x is None or changed is None:
+        return None
+    same = changed == x
+    other = torch.where(same, x.roll(1, crossing.axis), changed)
+    return line_that_crosses(
+        lambda given: part(*_with(args, x, given), **_with(kwargs, x, given)), x, other, crossing, limit
+    )
+
+
+def _given(part: nn.Module, call: Callable[[], object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a module is given in its first call of a run."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = part.register_forward_pre_hook(lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True)
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        hook.remove()
+    return found[0]
+
+
+def _with(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Return arguments with one tensor, wherever it stands, replaced."""
+    if isinstance(value, Tensor):
+        return new if value is old or (value.shape == old.shape and torch.equal(value, old)) else value
+    if isinstance(value, tuple):
+        return tuple(_with(item, old, new) for item in value)
+    if isinstance(value, list):
+        return [_with(item, old, new) for item in value]
+    return {name: _with(item, old, new) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 Call = tuple[str, list[Tensor], list[Tensor]]
