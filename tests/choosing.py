@@ -41,10 +41,16 @@ def shown_failing() -> set[str]:
 
 
 def left_to_the_whole(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return those of the tests that `pytest` alone does not run."""
+    """Return those of the tests that `pytest` alone does not run: of every other file it runs the first."""
     chosen = shown_failing()
-    return [
-        item
-        for item in items
-        if item.nodeid.startswith(LONG) or not (item.nodeid.startswith(ALONE) or item.nodeid in chosen)
-    ]
+    files: set[str] = set()
+    left = []
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        alone = not item.nodeid.startswith(LONG) and (
+            item.nodeid.startswith(ALONE) or item.nodeid in chosen or file not in files
+        )
+        files.add(file)
+        if not alone:
+            left.append(item)
+    return left

@@ -1,4 +1,7 @@
-"""The activations of a model: what stands between one linear map and the next, told by its values."""
+"""The activations of a model: what stands between one linear map and the next, told by its values.
+
+Where no known one is found, any function of one number is: its curve.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,13 @@ TINY = 0.03
 """Numbers that are all below it say nothing of an activation: near 0 all of them are constants, or multiples."""
 
 _BEHIND = 12  # linear maps before it that a product's operand may come from
+
+
+_NEAREST = 4
+_MOST_TURNS = 6.0
+"""Ranges that a curve goes up and down in all: numbers that have nothing to do with one another go hundreds."""
+_ENOUGH = 64  # numbers that a curve is told from
+_SHOWN = (-2.0, -1.0, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -242,3 +252,90 @@ def map_behind(products: dict[int, Product], seen: Traced, value: int) -> Produc
         if when in products and products[when].output.numel() == seen.values[value].output.numel():
             return products[when]
     return None
+
+
+@dataclass
+class Curve:
+    """What stands between the maps of one feed-forward network.
+
+    Attributes:
+        place: of the module that computes the second.
+        given: `[N]`, what the first map gave, in rising order.
+        made: `[N]`, what the second takes.
+    """
+
+    place: str
+    given: Tensor
+    made: Tensor
+
+    def apart(self, name: str) -> float:
+        """Return how far it is from an activation of `ACTIVATIONS`, relative to its size."""
+        return float((ACTIVATIONS[name](self.given) - self.made).abs().amax() / self.made.abs().amax())
+
+    def told(self) -> str:
+        """Say which function it is: one of a known form with other numbers, or what it gives in some places."""
+        return _of_tanh(self.given, self.made) or _of_sigmoid(self.given, self.made) or self._values()
+
+    def _values(self) -> str:
+        low, high = float(self.given[0]), float(self.given[-1])
+        at = [x for x in _SHOWN if low <= x <= high] or [low, high]
+        near = [int((self.given - x).abs().argmin()) for x in at]
+        return "a function of " + ", ".join(f"{float(self.made[i]):.4g} at {float(self.given[i]):.3g}" for i in near)
+
+
+def curves(seen: Traced, width: int, inner: int) -> list[Curve]:
+    """Return the functions of one number that stand between maps from the model's width to d_ff and back."""
+    found, products = [], {p.when: p for p in seen.products}
+    for product in seen.products:
+        if product.left.shape[-1] != inner or product.output.shape[-1] != width:
+            continue
+        if product.left.ndim > 2 and product.left.shape[:-2].numel() > 1:
+            continue
+        taken = product.left.cpu().double().flatten()
+        before = [v for v in seen.values[: product.when] if v.name in LINEAR and v.output.numel() == len(taken)]
+        for value in reversed(before[-_NEAREST:]):
+            first = map_behind(products, seen, value.when)
+            if first is None or first.left.shape[-1] != width or value.output.shape[-1] != inner:
+                continue
+            given, order = value.output.double().flatten().sort()
+            if is_curve(given, taken[order]):
+                found.append(Curve(product.place, given, taken[order]))
+                break
+    return found
+
+
+def is_curve(given: Tensor, made: Tensor) -> bool:
+    """Return whether numbers are a function of others, in whose rising order they stand."""
+    span = float(made.max() - made.min())
+    return len(given) >= _ENOUGH and span > 0 and float(made.diff().abs().sum()) <= _MOST_TURNS * span
+
+
+def _of_tanh(x: Tensor, y: Tensor) -> str | None:
+    """Fit x / 2 (1 + tanh(a x + b x^3)), which GELU is with a = sqrt(2 / pi) and b = 0.044715 a."""
+    inside = 2 * y / x - 1
+    usable = (x.abs() > 0.05) & (inside.abs() < 0.999)
+    if int(usable.sum()) < _ENOUGH // 2:
+        return None
+    x, y, inside = x[usable], y[usable], inside[usable]
+    weights = torch.linalg.lstsq(torch.stack([x, x**3], 1), torch.atanh(inside)[:, None]).solution.flatten()
+    made = x / 2 * (1 + torch.tanh(weights[0] * x + weights[1] * x**3))
+    if float((made - y).abs().amax()) > 1e-4 * float(y.abs().amax()):
+        return None
+    a, b = float(weights[0]), float(weights[1])
+    return (
+        f"x / 2 (1 + tanh({a:.4g} (x + {b / a:.4g} x^3))), where the tanh form of GELU has sqrt(2 / pi) = 0.7979 and "
+        "0.04472"
+    )
+
+
+def _of_sigmoid(x: Tensor, y: Tensor) -> str | None:
+    """Fit x sigmoid(a x): SiLU with a = 1, the quick form of GELU with a = 1.702."""
+    share = y / x
+    usable = (x.abs() > 0.05) & (share > 1e-3) & (share < 1 - 1e-3)
+    if int(usable.sum()) < _ENOUGH // 2:
+        return None
+    x, y, share = x[usable], y[usable], share[usable]
+    slope = (torch.logit(share) * x).sum() / x.square().sum()
+    if float((x * torch.sigmoid(slope * x) - y).abs().amax()) > 1e-4 * float(y.abs().amax()):
+        return None
+    return f"x sigmoid({float(slope):.4g} x), where SiLU has 1 and the quick form of GELU 1.702"

@@ -95,7 +95,8 @@ def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str |
     columns = sorted({s for _, s in illegal.nonzero().tolist()})
     if len(columns) == 1:
         return f"only input {columns[0]} leaks into earlier outputs"
-    return f"influence from {int(illegal.sum())} of {int((~allowed).sum())} forbidden positions"
+    told = f"influence from {int(illegal.sum())} of {int((~allowed).sum())} forbidden positions"
+    return f"{told}{_repeats(illegal)}"
 
 
 def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
@@ -109,6 +110,12 @@ def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
     if bool(missing[allowed].all()):
         return "no output depends on any input"
     steps = torch.arange(len(allowed))[:, None] - torch.arange(allowed.shape[1])[None]
+    late = int(steps[(influence > 0) & allowed].min())
+    if late > 0 and bool((missing == allowed & (steps < late)).all()):
+        return (
+            f"output t depends on the inputs up to t - {late} alone, each of them: outputs stand {late} places late, "
+            "as where what was put in front of a sequence is not cut off again, or the sequence is moved"
+        )
     if min(back) > 0 and not bool((missing == allowed & (steps >= min(back))).all()):
         return (
             f"no influence from {min(back)} to {max(back)} steps back, for some outputs alone: what is seen depends on "
@@ -120,6 +127,20 @@ def gap_cause(influence: Tensor, allowed: Tensor) -> str | None:
             "(declare window, the number of tokens that one layer sees, if that is meant)"
         )
     return f"no influence from {int(missing.sum())} of {int(allowed.sum())} permitted positions"
+
+
+def _repeats(illegal: Tensor) -> str:
+    """Say that every second, third ... output sees ahead, where they do."""
+    rows = illegal.any(1).nonzero().flatten()
+    steps = set(rows.diff().tolist())
+    if len(steps) != 1 or (step := steps.pop()) < 2:
+        return ""
+    seen = sorted({s for _, s in illegal.nonzero().tolist()})
+    return (
+        f": outputs {', '.join(map(str, rows.tolist()))}, each {step} further, see inputs {', '.join(map(str, seen))}: "
+        f"parts of {step} positions are made into one, and what is made of later ones is given to earlier ones "
+        "(they are moved by too little)"
+    )
 
 
 def _is_band(reaches: Tensor, steps: int) -> bool:

@@ -17,7 +17,7 @@ def scores_go_by_distance(case: Case, flowing: Flow) -> None:
     What no rotation explains (queries and keys that are normalised, or angles that keep no length) shows in a text
     that is said twice: in the first layer the scores within both halves are the same.
     """
-    if flowing.other or not case.subject.takes_tokens:
+    if flowing.other:
         case.does_not_apply("no attention could be followed from its projections to its scores")
     seen, half = flowing.said_twice(), flowing.length // 2
     first = _first(seen, 2 * half)
@@ -35,7 +35,8 @@ def scores_go_by_distance(case: Case, flowing: Flow) -> None:
         tolerance=1e3 * flowing.limit,
         cause=lambda: (
             f"what is done to queries and keys in {first.place or 'the model'} is no rotation by an angle that is "
-            "proportional to the position: halves and neighbours are paired in one place each, say"
+            "proportional to the position: halves and neighbours are paired in one place each, say, or a norm with "
+            "a mean or gains stands behind the rotation"
         ),
     )
 

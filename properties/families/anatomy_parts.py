@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.attention import attentions
-from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps
+from veriformer.properties.anatomy.feed_forward import Between, between_linear_maps, curves
 from veriformer.properties.anatomy.flow import Flow, flow
 from veriformer.properties.anatomy.norms import (
     NormCall,
@@ -52,10 +52,11 @@ def the_activation_is_the_declared_one(case: Case) -> None:
     flowing = flow(case)
     width, inner = flowing.width, flowing.built.config.d_ff
     known = _networks(flowing.seen, width, inner)
-    if not known:
-        case.does_not_apply("no activation between two linear maps was recognised")
     wanted = str(case.subject.fact("activation"))
     name, is_gated = _NAMES[wanted]
+    if not known:
+        _no_other_curve(case, flowing, name, is_gated)
+        return
     wrong = case.apply(other_activations, flowing.seen, width, inner, name, is_gated)
     odd = next((b for b in known if _is_other(b, name, is_gated)), known[0])
     case.witness()
@@ -67,6 +68,30 @@ def the_activation_is_the_declared_one(case: Case) -> None:
         cause=lambda: f"the activation in {odd.place or 'the model'} is {_told(odd)}",
         asks=("activation", "other") if odd.odd.startswith("times") else None,
     )
+    if not is_gated and len(curves(flowing.seen, width, inner)) > len(known):
+        _no_other_curve(case, flowing, name, is_gated)
+
+
+def _no_other_curve(case: Case, flowing: Flow, name: str, is_gated: bool) -> None:
+    """Require that a function of one number between the maps, which has no name here, is the declared one."""
+    found = [] if is_gated else curves(flowing.seen, flowing.width, flowing.built.config.d_ff)
+    if not found:
+        case.does_not_apply("no activation between two linear maps was recognised")
+    off = case.apply(off_the_curve, flowing.seen, flowing.width, flowing.built.config.d_ff, name)
+    odd = found[0]
+    case.witness()
+    case.require(
+        off < _NEAR,
+        f"in {odd.place or 'the model'} the activation is not {name}, which is declared",
+        got=f"{float(off):.3g} of its size apart",
+        expected=name,
+        cause=lambda: f"the activation in {odd.place or 'the model'} is {odd.told()}",
+    )
+
+
+def off_the_curve(seen: Traced, width: int, inner: int, name: str) -> Tensor:
+    """Return how far the activations are from a known one, relative to their size."""
+    return torch.tensor(max(curve.apart(name) for curve in curves(seen, width, inner)))
 
 
 def other_activations(seen: Traced, width: int, inner: int, name: str, is_gated: bool) -> Tensor:

@@ -148,11 +148,18 @@ class _Map:
 
     def _where(self) -> str | None:
         """Name the module in which later inputs reach earlier outputs."""
-        stream, path = self.stream, self.path
+        stream = self.stream
         length = apart(self.length, stream.built.config)
-        x, cut = stream.draw(1, length), length // 2
-        other = x.clone()
-        other[:, cut:] = stream.other(x)[:, cut:]
+        x, last = stream.draw(1, length), length // 2
+        for cut in (last, *range(last + 1, length), *range(1, last)):
+            other = x.clone()
+            other[:, cut:] = stream.other(x)[:, cut:]
+            if where := self._where_behind(x, other, cut):
+                return where
+        return None
+
+    def _where_behind(self, x: Tensor, other: Tensor, cut: int) -> str | None:
+        stream, path, length = self.stream, self.path, x.shape[1]
         return where_it_enters(
             stream.built.module, lambda: stream(x, path=path), lambda: stream(other, path=path),
             lambda t: t[:, :cut] if t.shape[:2] == x.shape[:2] else None, self.case.tolerance(stream.built),

@@ -135,7 +135,7 @@ def _targets_through_the_cache(case: Case, built: Built, length: int) -> None:
             again = with_cache(case, new, chunks, source=source)
         if worst_difference(again, expected, size_of(expected)).error <= case.tolerance():
             return "right on a new model, and wrong after a run of another source: what is kept of that is used again"
-        return _cause(case, got, expected, sizes)
+        return cache_cause(case, built, target, sizes) or _cause(case, got, expected, sizes)
 
     case.close(
         got, expected, "decoding through the cache gives another output than the whole sequence at once", cause=why

@@ -39,9 +39,8 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
     built = case.built()
     if case.subject.image is None:
         case.does_not_apply("the shape of its images is not known")
-    image = case.normal(1, *case.subject.image, dtype=torch.float32)
-    other = case.normal(1, *case.subject.image, dtype=torch.float32)
     tokens: Callable[[Tensor], Tensor] = lambda images: case.ask("patches", images, built=built)  # noqa: E731
+    image, other = (_taken(tokens, case.normal(1, *case.subject.image, dtype=built.dtype)) for _ in range(2))
     supports = _supports(tokens, image)
     if len(supports) < 2:
         case.does_not_apply("fewer than two tokens are made of its images")
@@ -56,7 +55,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
             got=f"{int((gradient != 0).any(0).sum())} of {whole} pixels, in a rectangle of {int(area_of(gradient))}",
             expected=f"one rectangle of about {whole // len(supports)} pixels",
             asks=None if is_affine else ("structure", "other"),
-            cause=lambda: _MIXED if is_affine else None,
+            cause=lambda seen=gradient: (spread_of(seen) or _MIXED) if is_affine else None,  # type: ignore[misc]
         )  # fmt: skip
     covered = torch.stack([(gradient != 0).any(0) for _, gradient in supports]).any(0)
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
@@ -67,6 +66,15 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
     if is_affine and len(parts[0]) <= _MANY:
         _positions_are_those_of_the_patches(case, tokens, image, supports)
     case.witness()
+
+
+def _taken(tokens: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    """Return an image in the dtype of the model, or in float32 where what makes the tokens is not part of it."""
+    try:
+        tokens(image)
+    except SubjectError:
+        return image.float()
+    return image
 
 
 def _positions_are_those_of_the_patches(
@@ -158,3 +166,19 @@ def area_of(gradient: Tensor) -> Tensor:
     seen = (gradient != 0).any(0)
     rows, columns = seen.any(1).nonzero(), seen.any(0).nonzero()
     return (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
+
+
+def spread_of(gradient: Tensor) -> str | None:
+    """Say of which rows and columns a token's pixels are, where these are every second, third ... of the image."""
+    seen = (gradient != 0).any(0)
+    rows, columns = seen.any(1).nonzero().flatten(), seen.any(0).nonzero().flatten()
+    steps = [int(side.diff().max()) if len(side) > 1 else 1 for side in (rows, columns)]
+    even = all(len(side.diff().unique()) <= 1 for side in (rows, columns))
+    if max(steps) == 1 or not even or int(seen.sum()) != len(rows) * len(columns):
+        return None
+    taken = [f"every {step}. {name}" if step > 1 else f"{name}s side by side"
+             for step, name in zip(steps, ("row", "column"), strict=True)]  # fmt: skip
+    return (
+        f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
+        "a patch are exchanged where the image is reshaped"
+    )

@@ -14,6 +14,7 @@ from veriformer.properties.bench.watches import CostWatch
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.attention import long_row_bound, softmax_oracle
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.diagnosis.hidden_blocks import hidden_block_cause
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
@@ -328,6 +329,8 @@ def _worst_rows(case: Case, built: Built, dtype: torch.dtype, width: int, kinds:
 def _cause(case: Case, built: Built, dtype: torch.dtype, right: int, wrong: int, kinds: Sequence[int]) -> str | None:
     """Say from which length on the weights of rows along the last axis are wrong, and in which rows."""
     with off_the_record(case):
+        if told := hidden_block_cause(lambda x: _call(case, built, x), torch.zeros((), dtype=dtype)):
+            return told
         if dtype in _HALVES and (told := _stuck(case, built, dtype)):
             return told
         bad = _worst_rows(case, built, dtype, wrong, kinds)

@@ -81,7 +81,7 @@ def the_reference_gives_the_same(case: Case) -> None:
             cause=lambda how=how: f"the model parts from the textbook's{how}",  # type: ignore[misc]
             asks=("structure", "other"),
         )
-    if case.subject.cache is not None and not is_far:
+    if case.subject.cache is not None and not is_far and len(sequences) == 1:
         _cached(case, seen, twin, problem, sequences[0])
     case.say(f"equal to the textbook's model ({twin.told})")
     case.witness()

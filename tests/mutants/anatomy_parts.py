@@ -18,6 +18,24 @@ from veriformer.tests.mutants.parts import model
 _PRE = {"norm": "layer", "norm_placement": "pre", "final_norm": True}
 
 
+def _flat_gelu(x: Tensor) -> Tensor:
+    return x / 2 * (1 + torch.tanh(2**0.5 / torch.pi * (x + 0.044715 * x**3)))
+
+
+@fault(
+    "activation-gelu-constant",
+    "The tanh form of GELU has sqrt(2) / pi in the place of sqrt(2 / pi)",
+    killed_by=("anatomy.feed-forward",),
+    cause="tanh(0.4502",
+)
+def gelu_with_another_constant() -> Subject:
+    def change(built: nn.Module) -> None:
+        for number in range(len(built.stack.layers)):
+            _activation(number, _flat_gelu)(built)
+
+    return model(change, {"activation": "gelu"}, activation="gelu")
+
+
 @fault(
     "anatomy-final-rms",
     "The final norm is an RMSNorm in a model of LayerNorms",

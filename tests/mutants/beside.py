@@ -138,3 +138,23 @@ def grid_of_positions_is_turned() -> Subject:
         return right_patches(model, images) + torch.cat(added, dim=-1)
 
     return replace(of_images(8, 12), patches=put(patches, instead_of=right_places))
+
+
+@fault(
+    "patches-spread",
+    "An image is reshaped with the axes of the grid and of a patch exchanged: a token takes every n-th pixel",
+    killed_by=("embedding.patches",),
+    cause="every 2. row and every 3. column",
+)
+def patches_are_spread() -> Subject:
+    cut = put("b c (p h) (q w)", instead_of="b c (h p) (w q)")
+
+    def patches(model: nn.Module, images: Tensor) -> Tensor:
+        h, w = images.shape[-2] // 4, images.shape[-1] // 4
+        rows, columns = ((4, h), (4, w)) if "(p h)" in cut else ((h, 4), (w, 4))
+        parts = images.unflatten(3, columns).unflatten(2, rows)
+        order = (0, 3, 5, 1, 2, 4) if "(p h)" in cut else (0, 2, 4, 1, 3, 5)
+        pixels = parts.permute(*order).reshape(len(images), h * w, -1)
+        return pixels @ torch.linspace(-1, 1, pixels.shape[-1] * 16, dtype=images.dtype).sin().view(-1, 16)
+
+    return replace(of_images(8, 12), patches=patches)

@@ -72,3 +72,92 @@ def first_block_sees_the_last() -> Subject:
 def time_is_taken_for_samples() -> Subject:
     first = put(False, instead_of=True)
     return Subject(kind="layer", name="recurrent", build=lambda c: _Recurrent(c.d_model, batch_first=first))
+
+
+class _Sorted(nn.Module):
+    """Two feed-forward networks, of which each token takes one: tokens are sorted by which."""
+
+    def __init__(self, d_model: int, d_ff: int, *, along: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d_model, 2)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model)) for _ in range(2)
+        )
+        self.along = along
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        scores = self.gate(tokens).softmax(-1)
+        chosen = scores.argmax(-1)
+        order = chosen.argsort(stable=True)
+        parts = tokens[order].split([int((chosen == e).sum()) for e in range(2)])
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        gates = scores.gather(1, chosen[:, None])
+        return (made * (gates[order] if self.along else gates))[order.argsort()].view_as(x)
+
+
+@fault(
+    "gates-not-sorted",
+    "Tokens are sorted by expert, and the gates that they are multiplied by are not sorted along",
+    killed_by=("ffn.position-wise",),
+    cause="they are sorted at",
+)
+def gates_are_not_sorted_along() -> Subject:
+    along = put(False, instead_of=True)
+    return Subject(kind="feed_forward", name="sorted", build=lambda c: _Sorted(c.d_model, c.d_ff, along=along))
+
+
+class _Remembering(nn.Module):
+    """Attention over the sequence and three learned tokens in front of it, which are cut off again."""
+
+    def __init__(self, d_model: int, *, behind: bool) -> None:
+        super().__init__()
+        self.learned, self.behind = nn.Parameter(torch.randn(1, 3, d_model)), behind
+        self.attention = nn.MultiheadAttention(d_model, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = torch.cat([self.learned.expand(len(x), -1, -1), x], dim=1)
+        later = torch.ones(2 * (whole.shape[1],), dtype=torch.bool, device=x.device).triu(1)
+        given = whole + self.attention(whole, whole, whole, attn_mask=later, need_weights=False)[0]
+        return given[:, 3:] if self.behind else given[:, : x.shape[1]]
+
+
+@fault(
+    "front-not-cut-off",
+    "Of learned tokens and the sequence behind them the first T are kept, not the last",
+    killed_by=("causality.no-future-gradient",),
+    cause="outputs stand 3 places late",
+)
+def the_end_is_cut_off() -> Subject:
+    behind = put(False, instead_of=True)
+    return Subject(
+        kind="layer", name="learned tokens", build=lambda c: _Remembering(c.d_model, behind=behind),
+        declares={"causal": True},
+    )  # fmt: skip
+
+
+class _Shortened(nn.Module):
+    """Means of three positions, moved right by so many that no output sees ahead, added to each of the three."""
+
+    def __init__(self, d_model: int, moved: int) -> None:
+        super().__init__()
+        self.mixing, self.moved = nn.Linear(d_model, d_model), moved
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        parts = F.pad(x, (0, 0, self.moved, -length % 3 + 3))[:, : length + -length % 3].unflatten(1, (-1, 3)).mean(2)
+        return x + self.mixing(parts).repeat_interleave(3, 1)[:, :length]
+
+
+@fault(
+    "shortened-too-early",
+    "A sequence is moved right by one before three positions are made into one, where two are needed",
+    killed_by=("causality.no-future-influence",),
+    cause="parts of 3 positions are made into one",
+)
+def shortened_too_early() -> Subject:
+    moved = put(1, instead_of=2)
+    return Subject(
+        kind="layer", name="shortened", build=lambda c: _Shortened(c.d_model, moved),
+        declares={"causal": True, "sparse": True},
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from veriformer.properties.causes.tracing.lines import Kept, line_where_runs_par
 from veriformer.properties.causes.tracing.provenance import Crossing, line_that_crosses
 from veriformer.properties.definitions.differences import size_of, worst_difference
 
+_STEP = 0.02
 Rows = Callable[[Tensor], Tensor | None]
 """The part of a tensor that must agree; None where it has no such part."""
 
@@ -80,11 +81,15 @@ def _crosses(
     x, changed = next(((a, b) for a, b in fitting if a.shape == b.shape and a.dtype != torch.bool), (None, None))
     if x is None or changed is None:
         return None
-    same = changed == x
-    other = torch.where(same, x.roll(1, crossing.axis), changed)
-    return line_that_crosses(
-        lambda given: part(*_with(args, x, given), **_with(kwargs, x, given)), x, other, crossing, limit
-    )
+    whole = torch.where(changed == x, x.roll(1, crossing.axis), changed)
+    near = [torch.lerp(x, whole, _STEP)] if x.is_floating_point() else []  # so little that all is chosen as before
+    for other in (*near, whole):
+        line = line_that_crosses(
+            lambda given: part(*_with(args, x, given), **_with(kwargs, x, given)), x, other, crossing, limit
+        )
+        if line:
+            return line
+    return None
 
 
 def _given(part: nn.Module, call: Callable[[], object]) -> tuple[tuple[Any, ...], dict[str, Any]]:

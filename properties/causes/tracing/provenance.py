@@ -21,7 +21,7 @@ from veriformer.properties.causes.tracing.lines import SILENT, line_of_code, ten
 
 Run = Callable[[Tensor], object]
 
-PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+SORTS = ("sort", "argsort")
 MOST_STEPS = 400
 MOST_NUMBERS = 100_000
 
@@ -59,6 +59,7 @@ class _Notes(TorchFunctionMode):
 
     copied: bool
     steps: list[_Noted] = field(default_factory=list)
+    sorts: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -68,6 +69,8 @@ class _Notes(TorchFunctionMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if name in SORTS:
+            self.sorts.append(line_of_code())
         if name not in SILENT and len(self.steps) < MOST_STEPS:
             found = [x for x in tensors_of(output) if x.is_floating_point() and x.numel() <= MOST_NUMBERS]
             if found:
@@ -107,8 +110,26 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
             bad = (forbidden.double().T @ of.double()) > 0  # an output that must not have it
             wrong = to.any(0) & (bad | ~to).all(0)
             if step.file and bool(wrong.any()):
-                return _told(step, of, to, wrong, crossing)
+                told = _unsorted(notes.sorts)
+                return _told(step, of, to, wrong, crossing, may_reduce=not told) + told
     return None
+
+
+def sorted_at(run: Callable[[], object]) -> bool:
+    """Return whether a run sorts anything."""
+    with torch.no_grad(), _Notes(copied=False) as notes:
+        run()
+    return bool(notes.sorts)
+
+
+def _unsorted(sorts: list[tuple[str, int]]) -> str:
+    if not sorts or not sorts[0][0]:
+        return ""
+    file, number = sorts[0]
+    return (
+        f"; they are sorted at {Path(file).name}:{number}: `{text_of(file, number)}`: what is sorted is not put back "
+        "by the inverse of its order, or what it meets is not sorted along"
+    )
 
 
 def _reached(output: Tensor, steps: list[_Noted], axis: int) -> Iterator[list[list[Tensor]]]:
@@ -156,10 +177,10 @@ def _differs(a: Tensor, b: Tensor, limit: float) -> Tensor:
     return torch.where(finite, (a - b).abs() > limit * size, a.isfinite() != b.isfinite())
 
 
-def _told(step: _Noted, of: Tensor, to: Tensor, wrong: Tensor, crossing: Crossing) -> str:
+def _told(step: _Noted, of: Tensor, to: Tensor, wrong: Tensor, crossing: Crossing, *, may_reduce: bool) -> str:
     place = f"{Path(step.file).name}:{step.number}: `{text_of(step.file, step.number)}`"
     reduced = wrong & (of.sum(0) > 1) & (of.sum(0) == of.shape[0])  # of all inputs at once
-    if bool(reduced.any()):
+    if may_reduce and bool(reduced.any()):
         return f"{place}: one number of it is of all {crossing.words}s, and outputs read it: it reduces over them"
     pairs = [(s, t) for s, t in crossing.forbidden.nonzero().tolist() if bool((of[s] & to[t] & wrong).any())]
     inputs, outputs = (sorted({pair[i] for pair in pairs}) for i in (0, 1))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.diagnosis.caches.biased import biased_cause
 from veriformer.properties.diagnosis.caches.kept import kept_cause
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
@@ -31,8 +32,7 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
     runs = CachedRuns(case, built)
     if not runs.wrong(runs.cached(x, sizes), runs.whole(x)):
         return _left_behind(runs, x, sizes)
-    told = _unseen(runs)
-    if told:
+    if told := biased_cause(runs) or _unseen(runs):
         return told
     for form in (sizes, [3, 1, 2, 1, 1], [1] * 6):
         told = kept_cause(runs, form)
@@ -62,7 +62,7 @@ def _left_behind(runs: CachedRuns, x: Tensor, sizes: Sequence[int]) -> str | Non
     if not runs.wrong(after, expected):
         asked = runs.clean()
         with torch.no_grad():
-            runs.case.call(asked, x)
+            runs.call(asked, x)
         is_changed = bool(runs.wrong(runs.cached(x, sizes, on=asked), expected))
         return "a cached run is right on a new model and wrong after a call without a cache" if is_changed else None
     other = runs.clean()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.attentions import Attended, attentions, module_calls, near, rows_of
+from veriformer.properties.diagnosis.attentions import Attended, module_calls, near, rows_of
 from veriformer.properties.diagnosis.caches.heads import head_cause
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
@@ -47,11 +47,11 @@ def steps_of(seen: list[Attended], num_layers: int) -> list[Step] | None:
 def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     """Name the first thing that differs between a cached run and the whole one."""
     x = runs.tokens(BATCH, sum(sizes))
-    whole = attentions(lambda: runs.whole(x))
-    steps = steps_of(attentions(lambda: runs.cached(x, sizes)), len(whole))
+    whole = runs.attended(lambda: runs.whole(x))
+    steps = steps_of(runs.attended(lambda: runs.cached(x, sizes)), len(whole))
     if steps is None or sum(step.size for step in steps) != sum(sizes):
         return None
-    short = attentions(lambda: runs.whole(x[:, : sum(sizes) // 2 + 1]))
+    short = runs.attended(lambda: runs.whole(x[:, : sum(sizes) // 2 + 1]))
     if short and short[0].key.shape[:-2] == whole[0].key.shape[:-2]:
         rows = rows_of(short[0].key, whole[0].key)
         if rows != list(range(len(rows))):
@@ -253,6 +253,8 @@ def _as_many(runs: CachedRuns, start: int) -> str:
             same = {name for name in same if getattr(config, name) == places[1][-1]}
     if start == BATCH:
         return ", as many as there are samples in the batch"
+    if runs.source is not None and start == runs.source.shape[1]:
+        return ", the length of the source"
     return f", which is {' or '.join(sorted(same))}" if same else ""
 
 
@@ -266,8 +268,8 @@ def _places(
     """Return, for each chunk, at which positions its rows stand, on one token repeated; -1: at none of the table."""
     longest = int(min(runs.case.subject.fact("max_len", 64), runs.built.config.max_len, 24))
     token = torch.full((BATCH, longest), 1, device=runs.case.bench.device)
-    table = attentions(lambda: runs.whole(token))
-    steps = steps_of(attentions(lambda: runs.cached(token[:, : sum(sizes)], sizes)), len(table))
+    table = runs.attended(lambda: runs.whole(token))
+    steps = steps_of(runs.attended(lambda: runs.cached(token[:, : sum(sizes)], sizes)), len(table))
     if steps is None or len(steps) != len(sizes) or layer >= len(table):
         return None
     known = pick(table[layer])
@@ -296,9 +298,9 @@ def _left_out(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     """Name a module that the whole run calls and later chunks do not."""
     x = runs.tokens(2, sum(sizes))
     whole, model = runs.clean(), runs.clean()
-    if not isinstance(model.module, nn.Module):
+    if not isinstance(model.module, nn.Module) or runs.source is not None:  # an encoder is called once
         return None
-    usual = module_calls(whole.module, lambda: runs.case.call(whole, x))
+    usual = module_calls(whole.module, lambda: runs.call(whole, x))
     given = module_calls(model.module, lambda: runs.cached(x, sizes, on=model))
     less = [name for name, count in usual.items() if given.get(name, 0) < count * len(sizes) and name]
     if not less or any(given.get(n, 0) not in (0, usual[n]) for n in less):

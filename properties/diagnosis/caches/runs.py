@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from veriformer.properties.bench.measured import judged_dtypes, tolerance_of
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.attentions import Attended, attentions
 from veriformer.properties.engine.case import Case
 
 BATCH = 5  # no other size of the small models
@@ -23,6 +24,7 @@ class CachedRuns:
         case: of the failure.
         built: the model that is copied.
         length: of the sequences that are looked at.
+        source: `[1, S]`, what an encoder-decoder translates in all of them, of a length that nothing else has; or None.
     """
 
     def __init__(self, case: Case, built: Built) -> None:
@@ -33,6 +35,7 @@ class CachedRuns:
         longest = int(min(case.subject.fact("max_len", 64), built.config.max_len))
         self.window = case.subject.fact("window")
         self.length = min(longest, 16, max(9, (self.window or 0) + 5))
+        self.source = self.tokens(1, min(longest, 11)) if case.subject.kind == "encoder_decoder" else None
 
     def clean(self) -> Built:
         """Return a model that nothing ran on."""
@@ -60,13 +63,28 @@ class CachedRuns:
             given["attention_mask"] = mask
         model = (on or self.clean()).module
         with torch.no_grad():
-            output = self.case.bench.call(self.case.subject.cache, model, list(x.split(list(sizes), dim=1)), **given)
+            chunks = list(x.split(list(sizes), dim=1))
+            output = self.case.bench.call(self.case.subject.cache, model, *self._sources(x), chunks, **given)
         return output if isinstance(output, Tensor) else torch.empty(0)
 
     def whole(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the outputs of the whole sequence at once."""
         with torch.no_grad():
-            return self.case.call(self.clean(), x, attention_mask=mask)
+            return self.call(self.clean(), x, mask)
+
+    def call(self, built: Built, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the outputs of a model for whole sequences."""
+        return self.case.call(built, *self._sources(x), x, attention_mask=mask)
+
+    def _sources(self, x: Tensor) -> tuple[Tensor, ...]:
+        return () if self.source is None else (self.source.expand(len(x), -1),)
+
+    def attended(self, run: Callable[[], object]) -> list[Attended]:
+        """Return the attentions of a run; of an encoder-decoder those of the target to itself."""
+        seen = attentions(run)
+        if self.source is None:
+            return seen
+        return [a for a in seen if self.source.shape[1] not in a.weights.shape[-2:]]
 
     def limit(self, output: Tensor) -> float:
         """Return the largest difference that is rounding."""

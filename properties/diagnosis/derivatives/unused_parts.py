@@ -74,17 +74,21 @@ def _unused(made: Setting, lost: list[str]) -> str | None:
     if not outer:
         return None
     called = [c for c in calls if c.name in outer]
+    never = [n for n in outer if not any(c.name == n or c.name.startswith(f"{n}.") for c in calls)]
+    told = ""
+    if never or not called:
+        named = f"{', '.join(f'{n} ({type(parts[n]).__name__})' for n in (never or outer)[:3])}"
+        twin = _called_instead(calls, parts, (never or outer)[0])
+        told = f"{named} {'is' if len(never or outer) == 1 else 'are'} never called{twin}"
     if not called:
-        named = f"{', '.join(f'{n} ({type(parts[n]).__name__})' for n in outer[:3])}"
-        twin = _called_instead(calls, parts, outer[0])
-        return f"{named} {'is' if len(outer) == 1 else 'are'} never called{twin}"
+        return told
     last = called[-1]
     names = f"{last.name} ({type(last.part).__name__})"
     many = f"{called[0].name} to {names} are" if len({c.name for c in called}) > 1 else f"{names} is"
     after = calls[calls.index(last) + 1 :]
     reader = _reader(after, called)
     instead = f": {reader} is given what {called[0].name} gets, not what {last.name} gives" if reader else ""
-    return f"{many} called, and nothing uses the result{instead}"
+    return f"{told}{'; ' if told else ''}{many} called, and nothing uses the result{'' if told else instead}"
 
 
 def _called_instead(calls: list[_Called], parts: dict[str, nn.Module], name: str) -> str:

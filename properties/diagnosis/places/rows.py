@@ -21,6 +21,7 @@ from veriformer.properties.diagnosis.places.batches import (
 )
 from veriformer.properties.diagnosis.places.owners import wrong_owners
 from veriformer.properties.diagnosis.places.samples import whose_mask
+from veriformer.properties.diagnosis.places.sorting import sorted_apart
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 
@@ -71,6 +72,7 @@ def _found(case: Case) -> Iterator[str]:
             _attention_over_the_batch,
             _counted_over_the_batch,
             _rearranged,
+            sorted_apart,
             wrong_lengths,
             _over_the_batch,
             samples_moved,
