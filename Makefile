@@ -6,13 +6,17 @@ ZOO ?= .venv-zoo
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: verify test lint types docs bench zoo sweep release clean
+.PHONY: verify test whole lint types docs bench zoo sweep release clean
 
 verify: $(STAMP)
 	$(BIN)/veriformer check reference torch --profile quick --out build/verify
 	$(BIN)/veriformer ablate --out build/ablations
 
 test: lint types
+	$(BIN)/python -m pytest -n auto
+
+# All tests: what is to pass before a release, and before a change of more than one room.
+whole: lint types
 	$(BIN)/python -m pytest -n auto --whole
 
 lint: $(STAMP)

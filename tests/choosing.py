@@ -1,4 +1,5 @@
-"""What `pytest` alone runs: the verification, each property shown failing once, and what holds the house together.
+"""What `pytest` alone runs: the verification, each property shown failing once, what holds the house together, and of
+every other file its first test.
 
 `--whole` runs all, and so does whoever names files, words (`-k`) or marks (`-m`): these choose by themselves.
 """

@@ -41,6 +41,10 @@ class SubjectError(Exception):
     """The subject raised, or returned something that its kind does not allow; says which in one sentence."""
 
 
+class SizesRefusedError(SubjectError):
+    """`build` says no to drawn sizes, and not to the smallest ones: heads of two channels, say, it need not have."""
+
+
 class NoRoomError(SubjectError):
     """What is to be done takes more memory than there is; says how much, and how much is free."""
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.guards import SubjectError, has_room, insist_on_room, is_its_own, limited, told
+from veriformer.properties.bench.guards import (
+    SizesRefusedError,
+    SubjectError,
+    has_room,
+    insist_on_room,
+    is_its_own,
+    limited,
+    told,
+)
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
 from veriformer.properties.subject.palette import further, palette
@@ -21,6 +29,9 @@ LARGE = 5_000_000
 """Parameters of a ready-made instance from which on what is done with it is planned by its cost."""
 
 _COPIES = 4  # in float64, for which there must be room if several are to be kept
+
+_REFUSALS = (ValueError, AssertionError, NotImplementedError)
+"""What a constructor raises that says no to its arguments; all else is a mistake in it."""
 
 WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
 
@@ -126,7 +137,8 @@ class ModelPool:
             except BaseException as problem:
                 if not is_its_own(problem):
                     raise
-                raise SubjectError(
+                refuses = isinstance(problem, _REFUSALS) and config in self.configs[1:]
+                raise (SizesRefusedError if refuses else SubjectError)(
                     f"build raised {told(problem)} (for {config}); limit the sizes with domain= or mend build"
                 ) from problem
         if isinstance(module, nn.Module):

@@ -9,6 +9,7 @@ from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.replacing import Within, line_that_parts
 from veriformer.properties.causes.tracing.lines import told
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.distances import counted_from_the_end
 from veriformer.properties.diagnosis.masks.inside import hidden_from_some
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.stream import Stream
@@ -28,6 +29,8 @@ def length_enters(case: Case, stream: Stream, x: Tensor, cut: int, path: Path) -
     for total in range(cut + 1, x.shape[1] + 1):
         got = stream(x[:, :total], path=path)[:, :cut]
         if worst_difference(got, first, size_of(first)).error > case.tolerance(stream.built):
+            if ends := answer_to(lambda: counted_from_the_end(stream, path)):
+                return f"no later input reaches them; their number does: {ends}"
             where = answer_to(lambda total=total: _line_of_length(case, stream, x, cut, total, path))  # type: ignore[misc]
             return (
                 f"no later input reaches them; their number does, from {total} on{where or ''} "

@@ -15,9 +15,9 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.norm_rows import at_width, every_block_of_channels_counts, sums_do_not_stick
+from veriformer.properties.families.norm_variances import definition_cause, used_factor, used_variance
 from veriformer.properties.families.row_gradients import gradients_add_up
-from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
-from veriformer.properties.probes.norms import NormModel, is_centred, read_off
+from veriformer.properties.probes.norms import is_centred, read_off
 
 _KIND = ("norm",)
 _KNOWN = excludes_fact("norm", "none", "other")
@@ -64,36 +64,11 @@ def the_formula_holds_at_every_scale(case: Case) -> None:
         expected,
         "the output is not that of the formula",
         bound=bound,
-        cause=lambda: _cause(case, built, model, x, bound),
+        cause=lambda: definition_cause(case, built, model, x, bound),
     )
     if not narrow:
         every_block_of_channels_counts(case, built, model.centred)
     case.witness()
-
-
-def _cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) -> str | None:
-    """Try the usual slips on this case and on small tokens: the one whose formula gives the answers is the cause."""
-    with off_the_record(case):
-        call = case.caller(built)
-        read = (model.gain, model.bias, float(model.eps), model.centred)
-        for constants in (read, *_constants(built, model)):
-            if told := norm_cause(call, x, *constants, bound):
-                return told
-        if model.centred and (told := one_pass_cause(call, x, *read[:3], model, bound)):
-            return told
-        return eps_cause(call, _ordinary(x.shape, x.shape[-1]).to(x), *read) if built.dtype not in _HALF else None
-
-
-def _constants(built: Built, model: NormModel) -> list[tuple[Tensor, Tensor, float, bool]]:
-    """Return gain, bias and eps as they stand in the module, which a formula that is far off does not show."""
-    if not isinstance(built.module, torch.nn.Module):
-        return []
-    fits = {n: p.detach().double() for n, p in built.module.named_parameters() if p.shape == model.gain.shape}
-    biases = [p for n, p in fits.items() if "bias" in n or "beta" in n or "shift" in n]
-    gains = [p for n, p in fits.items() if not any(p is bias for bias in biases)] or [torch.ones_like(model.gain)]
-    bias = biases[0] if biases else torch.zeros_like(model.bias)
-    own = getattr(built.module, "eps", getattr(built.module, "epsilon", None))
-    return [(gains[0], bias, float(eps), model.centred) for eps in ((own,) if isinstance(own, float) else (1e-5, 1e-6))]
 
 
 def _ordinary(shape: torch.Size, seed: int) -> Tensor:
@@ -130,7 +105,7 @@ def tokens_have_unit_variance(case: Case) -> None:
         "the mean square over the channels of a token is not 1",
         bound=limit,
         constants_allowed=True,
-        cause=lambda: _variance_cause(square, y.shape[-1], limit),
+        cause=lambda: _variance_cause(square, y.shape[-1], limit) or used_variance(case) or used_factor(case),
     )
     case.witness()
 

@@ -55,7 +55,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
             got=f"{int((gradient != 0).any(0).sum())} of {whole} pixels, in a rectangle of {int(area_of(gradient))}",
             expected=f"one rectangle of about {whole // len(supports)} pixels",
             asks=None if is_affine else ("structure", "other"),
-            cause=lambda seen=gradient: (spread_of(seen) or _MIXED) if is_affine else None,  # type: ignore[misc]
+            cause=lambda seen=gradient: _odd(seen, whole // len(supports)) if is_affine else None,  # type: ignore[misc]
         )  # fmt: skip
     covered = torch.stack([(gradient != 0).any(0) for _, gradient in supports]).any(0)
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
@@ -168,6 +168,10 @@ def area_of(gradient: Tensor) -> Tensor:
     return (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
 
 
+def _odd(gradient: Tensor, pixels: int) -> str:
+    return spread_of(gradient) or left_out_of(gradient, pixels) or _MIXED
+
+
 def spread_of(gradient: Tensor) -> str | None:
     """Say of which rows and columns a token's pixels are, where these are every second, third ... of the image."""
     seen = (gradient != 0).any(0)
@@ -181,4 +185,27 @@ def spread_of(gradient: Tensor) -> str | None:
     return (
         f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
         "a patch are exchanged where the image is reshaped"
+    )
+
+
+def left_out_of(gradient: Tensor, pixels: int) -> str | None:
+    """Say which pixels of its patch a token has nothing of, where the patch is a rectangle of the usual size.
+
+    Args:
+        gradient: of the token in the pixels, `[C, H, W]`.
+        pixels: of a patch.
+    """
+    seen = (gradient != 0).any(0)
+    rows, columns = seen.any(1).nonzero().flatten(), seen.any(0).nonzero().flatten()
+    if int(area_of(gradient)) != pixels:
+        return None
+    patch = seen[int(rows.min()) : int(rows.max()) + 1, int(columns.min()) : int(columns.max()) + 1]
+    missing = (~patch).nonzero().tolist()
+    if not missing or 2 * len(missing) >= pixels:
+        return None
+    named = ", ".join(f"({row}, {column})" for row, column in missing[:4])
+    return (
+        f"of the {pixels} pixels of its patch a token has nothing of {len(missing)}, (row, column) {named}"
+        f"{' ...' if len(missing) > 4 else ''}: a part of the patch is left out where it is put together, or another "
+        "one is taken twice in its place"
     )

@@ -17,6 +17,7 @@ from veriformer.properties.definitions.sinusoids import closed_form, table_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.moved_rows import moved_rows
 
 _KIND = ("positions",)
 _SINUSOIDAL = needs_fact("positions", "sinusoidal")
@@ -51,6 +52,13 @@ def _layout(case: Case, table: Tensor) -> str:
     return min(errors, key=lambda layout: errors[layout])
 
 
+def _cause(case: Case, table: Tensor) -> str | None:
+    """Name the wrong formula of the table, or the positions whose rows stand elsewhere."""
+    base, layout = float(case.subject.fact("base", 10000.0)), _layout(case, table)
+    offset = case.subject.fact("position_offset", 0)
+    return table_cause(table, base, layout) or moved_rows(table, base, layout, offset)
+
+
 @holds(
     "sinusoidal.definition",
     statement="The table is the closed form: sines and cosines of p / base^(2i/d).",
@@ -74,7 +82,7 @@ def the_table_is_the_closed_form(case: Case) -> None:
         closed_form(table.shape[0], table.shape[1], base, layout, case.subject.fact("position_offset", 0)),
         "the table is not that of the formula",
         bound=table_bound(table.shape[0], table.shape[1], base, layout, table.dtype),
-        cause=lambda: table_cause(table, base, layout),
+        cause=lambda: _cause(case, table),
     )
     case.witness()
 
@@ -148,7 +156,8 @@ def shifts_are_linear(case: Case) -> None:
     held_out = table[1 : length - by : 2].double()
     moved = table[1 + by :: 2].double()[: len(held_out)]
     # a prediction inside the range of the fit errs by the noise of both tables times sqrt(d) for the sum
-    case.close(held_out @ shift, moved, f"no single matrix moves the encoding by {by}", bound=8 * width**0.5 * noise)
+    case.close(held_out @ shift, moved, f"no single matrix moves the encoding by {by}", bound=8 * width**0.5 * noise,
+               cause=lambda: _cause(case, table))  # fmt: skip
     limit = 8 * condition * noise
     if limit < 0.1:
         identity = torch.eye(width, dtype=torch.float64)
@@ -176,8 +185,8 @@ def inner_products_depend_on_distance(case: Case) -> None:
     """Compared with the sum of cosines at the declared frequencies, and between all pairs of one distance."""
     built = case.built()
     length = min(case.integer("T", 8, 200), _reach(case))
-    table = _table(case, built, length).double()
-    width = table.shape[1]
+    given = _table(case, built, length)
+    table, width = given.double(), given.shape[1]
     if width % 2:
         case.reject("the last sine of an odd width has no cosine")
     by = case.integer("k", 0, length - 2)
@@ -192,6 +201,7 @@ def inner_products_depend_on_distance(case: Case) -> None:
         f"inner products at distance {by} are not the sum of cosines",
         bound=3 * width * noise,
         constants_allowed=True,
+        cause=lambda: _cause(case, given),
     )
     case.witness()
 
@@ -210,7 +220,8 @@ def positions_are_distinct(case: Case) -> None:
     """The fastest channel alone tells neighbours apart by 2 sin(1/2); the smallest distance must exceed rounding."""
     built = case.built()
     length = min(case.choice("T", (64, 300, 1000)), _reach(case))
-    table = _table(case, built, length).double()
+    given = _table(case, built, length)
+    table = given.double()
     apart = torch.cdist(table, table) + torch.eye(length, dtype=torch.float64) * 1e9
     smallest = apart.min()
     limit = 64 * epsilon(torch.float32) * table.shape[1] ** 0.5
@@ -219,6 +230,7 @@ def positions_are_distinct(case: Case) -> None:
         "two positions have the same encoding",
         got=f"distance {smallest:.3g}",
         expected=f"above {limit:.3g}",
+        cause=lambda: _cause(case, given),
     )
     case.witness()
 

@@ -76,6 +76,14 @@ def _formulas(
             total = moved.sum((1 - eps) * moved.nll + eps * moved.smooth + z * moved.logits.logsumexp(-1).square())
             words = ("the labels are not moved", "the labels are moved by one", "the labels are moved twice")[other]
             yield words, total / moved.counted
+    if shift and len(labels) > 1:
+        flat = _Terms(logits.flatten(0, 1)[None], labels.flatten()[None], ignore, shift)
+        total = flat.sum((1 - eps) * flat.nll + eps * flat.smooth + z * flat.logits.logsumexp(-1).square())
+        yield (
+            "the labels are moved after samples were joined: the last position of each is to predict the first token "
+            "of the next one",
+            total / flat.counted,
+        )
     backwards = _Terms(logits[:, 1:], labels[:, :-1], ignore, 0)
     total = backwards.sum(
         (1 - eps) * backwards.nll + eps * backwards.smooth + z * backwards.logits.logsumexp(-1).square()

@@ -125,7 +125,8 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
             told = f"the last bucket begins at distance {other} instead of {farthest} (max_distance)"
             yield told, t5_bucket(relative, bidirectional=both, num_buckets=buckets, max_distance=other)
     yield "buckets of equal width stand in place of logarithmic ones", _linear(relative, both, buckets, farthest)
-    yield "there are no logarithmic buckets: distances are clipped", _clipped(relative, both, buckets)
+    early = " (as where half of all buckets are made exact before they are halved for two directions)" if both else ""
+    yield f"there are no logarithmic buckets: distances are clipped{early}", _clipped(relative, both, buckets)
 
 
 def _linear(relative: Tensor, both: bool, buckets: int, farthest: int) -> Tensor:
@@ -162,9 +163,12 @@ def bucket_cause(bias: Tensor, both: bool, buckets: int, farthest: int) -> str |
     ]
     if torch.equal(_partition(right.flatten()[None]), seen):
         return None
-    if fits:
-        return fits[0] if len(fits) == 1 else None
-    return where_buckets_begin(bias, right[-1])
+    if fits and fits[-1].startswith("there are no logarithmic buckets"):
+        return fits[-1]  # the one that several wrong numbers come to
+    if 0 < len(fits) < 3:
+        return f"{fits[0]}{f'; or else, the buckets being the same: {fits[1]}' if len(fits) == 2 else ''}"
+    past = where_buckets_begin(bias, right[-1])
+    return past or _where_they_part(bias[:, 0], right[0], "future") or _shared_by_both(bias[:, length // 2], right[1])
 
 
 def where_buckets_begin(bias: Tensor, rule: Tensor) -> str | None:
@@ -174,9 +178,13 @@ def where_buckets_begin(bias: Tensor, rule: Tensor) -> str | None:
         bias: `[H, T, T]`.
         rule: `[T]`: the buckets of the last row.
     """
-    last, right = bias[:, -1].flip(-1), rule.flip(-1)
-    begins = [d for d in range(1, len(rule)) if not torch.equal(last[:, d], last[:, d - 1])]
-    wanted = [d for d in range(1, len(rule)) if int(right[d]) != int(right[d - 1])]
+    return _where_they_part(bias[:, -1].flip(-1), rule.flip(-1), "past")
+
+
+def _where_they_part(seen: Tensor, right: Tensor, side: str) -> str | None:
+    """Say where buckets begin, of a bias `[H, T]` by distance."""
+    begins = [d for d in range(1, len(right)) if not torch.equal(seen[:, d], seen[:, d - 1])]
+    wanted = [d for d in range(1, len(right)) if int(right[d]) != int(right[d - 1])]
     if begins == wanted:
         return None
     same = next(
@@ -184,7 +192,23 @@ def where_buckets_begin(bias: Tensor, rule: Tensor) -> str | None:
     )
     if same > 8:  # the long list of those that are right would hide the others
         begins, wanted = begins[same - 1 :], wanted[same - 1 :]
-    return f"into the past, buckets begin at distances {_listed(begins)}, by the rule at {_listed(wanted)}"
+    return f"into the {side}, buckets begin at distances {_listed(begins)}, by the rule at {_listed(wanted)}"
+
+
+def _shared_by_both(seen: Tensor, right: Tensor) -> str | None:
+    """Name the first distances, one into the past and one into the future, that share a bucket wrongly, or do not."""
+    at = seen.shape[-1] // 2
+    wrong = (_partition(seen) != (right[:, None] == right[None, :])).nonzero()
+    crossing = [(at - a, b - at) for a, b in wrong.tolist() if a < at <= b]
+    if not crossing:
+        return None
+    past, future = min(crossing, key=sum)
+    shares = bool((seen[:, at - past] == seen[:, at + future]).all())
+    told = "a bucket of one side is that of the other" if shares else "they are kept apart"
+    return (
+        f"each side begins its buckets where it should, but {past} into the past and {future} into the future "
+        f"{'share one, by the rule they do not' if shares else 'do not share one, by the rule they do'}: {told}"
+    )
 
 
 def _listed(numbers: list[int]) -> str:

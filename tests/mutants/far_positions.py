@@ -84,6 +84,24 @@ def counted_in_the_dtype_of_the_model() -> Subject:
     return _sinusoids(count=put(count, instead_of=_counted))
 
 
+@fault(
+    "far-growth",
+    "A table of 16 rows that grows when more are asked for, and numbers the new rows from zero again",
+    killed_by=(
+        "sinusoidal.definition",
+        "sinusoidal.relative-shift",
+        "sinusoidal.inner-product",
+        "sinusoidal.unique",
+    ),
+    cause="from position 16 on the rows are those of positions 0, 1, 2 ...: they begin again|come again after 16",
+)
+def numbered_anew() -> Subject:
+    def count(length: int, like: Tensor) -> Tensor:
+        return torch.cat([torch.arange(16), torch.arange(max(length - 16, 0))])[:length]
+
+    return _sinusoids(count=put(count, instead_of=_counted))
+
+
 class _OddTable(nn.Module):
     def __init__(self, width: int, last: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -234,6 +252,23 @@ def distances_in_a_byte() -> Subject:
         return table[bucket].permute(2, 0, 1)
 
     return _bias(bias, positions="t5", bidirectional=False, num_buckets=32, max_distance=512)
+
+
+@fault(
+    "t5-exact-early",
+    "T5's exact buckets are counted of all buckets, before half are set aside for the other direction",
+    killed_by=("t5.buckets",),
+    cause="half of all buckets are made exact before they are halved",
+)
+def exact_before_the_other_direction() -> Subject:
+    def clipped(relative: Tensor) -> Tensor:  # with 16 exact ones no bucket of a side is left for the logarithm
+        return (relative > 0).long() * 16 + relative.abs().clamp(max=15)
+
+    def published(relative: Tensor) -> Tensor:
+        return t5_bucket(relative, bidirectional=True, num_buckets=32, max_distance=128)
+
+    rule = put(clipped, instead_of=published)
+    return _bias(lambda table, t, s: table[rule(s - t)].permute(2, 0, 1), positions="t5", bidirectional=True)
 
 
 @fault(

@@ -87,6 +87,20 @@ def one_pass() -> Subject:
 
 
 @fault(
+    "norm-shards",
+    "Statistics of two shards of the channels merged without how far the shards' means lie apart",
+    killed_by=("norm.definition", "norm.statistics"),
+    cause="shards' means lie apart is left out",
+)
+def merged_shards() -> Subject:
+    def normalise(x: Tensor) -> Tensor:
+        squares = [centred(shard).square().sum(dim=-1, keepdim=True) for shard in x.chunk(2, dim=-1)]
+        return centred(x) / (torch.stack(squares).sum(dim=0) / x.shape[-1] + EPS).sqrt()
+
+    return norm(normalise)
+
+
+@fault(
     "norm-batch", "Statistics over the batch, as in BatchNorm", killed_by=("norm.per-token",), cause="over the batch"
 )
 def over_the_batch() -> Subject:

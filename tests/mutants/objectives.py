@@ -53,6 +53,19 @@ def never() -> Subject:
 
 
 @fault(
+    "LS-joined",
+    "Labels are shifted after samples were joined, so that the last token of one is to predict the first of the next",
+    killed_by=("loss.definition",),
+    cause="moved after samples were joined",
+)
+def shifted_when_flat() -> Subject:
+    def forward(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(x.flatten(0, 1)[None], shifted(y.flatten()[None]))
+
+    return loss(forward, shifts_labels=True)
+
+
+@fault(
     "LS03", "Smoothing counts ignored targets", killed_by=("loss.label-smoothing",), cause="the target in the gradient"
 )
 def smooth_ignored() -> Subject:

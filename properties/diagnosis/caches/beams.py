@@ -14,6 +14,9 @@ from veriformer.properties.engine.case import Case
 _ORDER = [2, 0, 1]
 _INVERSE = [1, 2, 0]
 _PAST, _NEW = 4, 2
+_OVERWRITTEN = (
+    ": rows are copied one after another in the same buffer, so that one is read after it was overwritten by another"
+)
 
 
 def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
@@ -85,7 +88,8 @@ def _kept(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
                     return f"after a reordering the cached {name} are those of the inverse order"
                 if -1 in taken and _heads_moved(first, second, "key" if name == "keys" else "value"):
                     return f"a reordering permutes the heads of the cached {name}, not the samples: the wrong axis"
-                return f"after the order {_ORDER} the cached {name} are those of the samples {taken}"
+                told = f"after the order {_ORDER} the cached {name} are those of the samples {taken}"
+                return f"{told}{_OVERWRITTEN}" if taken == _one_by_one(_ORDER) else told
     if wrong["keys"] and wrong["values"]:
         if len(wrong["keys"]) == depth and len(wrong["values"]) == depth:
             return "the past was not reordered: each sample keeps its own keys and values"
@@ -97,6 +101,14 @@ def _kept(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
             some = "" if len(wrong[name]) == depth else f" of the layers {_counted(wrong[name])}"
             return f"the cached {other} are reordered with the beams and the cached {name}{some} are not"
     return None
+
+
+def _one_by_one(order: list[int]) -> list[int]:
+    """Return whose rows stand where after rows were copied one after another, in place."""
+    rows = list(range(len(order)))
+    for to, source in enumerate(order):
+        rows[to] = rows[source]
+    return rows
 
 
 def _counted(layers: list[int]) -> str:

@@ -107,6 +107,14 @@ def _unseen(runs: CachedRuns) -> str | None:
     if bool((by_step & ~allowed).any()):
         back = max(t - s for t, s in (by_step & ~allowed).nonzero().tolist())
         least = max(t - s for t, s in allowed.nonzero().tolist())
+        depth = max(1, runs.built.config.num_layers)
+        if runs.window and back < runs.length - 1 and back - least < 2 * depth and (back - least) % depth == 0:
+            more = (back - least) // depth
+            return (
+                f"in each of {depth} layers a cached step sees {least // depth + more} past tokens where the whole "
+                f"run, with a window of {runs.window}, sees {least // depth}: with the new token that is {more} more "
+                "than the window: that many keys too many are kept, or not hidden, on the cached path"
+            )
         return (
             f"the cached run sees {back} steps back where the whole run sees {least}: "
             "the window is not applied to cached keys"

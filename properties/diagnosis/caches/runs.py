@@ -34,7 +34,7 @@ class CachedRuns:
         self.generator = torch.Generator().manual_seed(11)
         longest = int(min(case.subject.fact("max_len", 64), built.config.max_len))
         self.window = case.subject.fact("window")
-        self.length = min(longest, 16, max(9, (self.window or 0) + 5))
+        self.length = min(longest, 16, max(9, 2 * (self.window or 0) + 5))
         self.source = self.tokens(1, min(longest, 11)) if case.subject.kind == "encoder_decoder" else None
 
     def clean(self) -> Built:

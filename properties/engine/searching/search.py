@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable, UnsatisfiedAssumption
 
-from veriformer.properties.bench.guards import Allowance, SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import Allowance, SizesRefusedError, SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.profiles import FEWEST
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
@@ -269,10 +269,16 @@ class Search:
         self.bench.tally.examples += 1
 
     def _check(self) -> None:
-        """Judge the last case; what fails in half precision alone is a question."""
+        """Judge the last case; what fails in half precision alone is a question, and refused sizes are given up."""
         assert self.last is not None
         try:
             self.prop.check(self.last)
+        except SizesRefusedError as problem:
+            if self.last.reaches:
+                raise
+            self.bench.tally.note_unreached(f"{self.last.config()} (refused: {why(problem)})")
+            self.last.reject(f"build refuses {self.last.config()}")
+            raise
         except Violation as problem:
             if self.last.is_in_half and problem.asks is None:
                 problem.asks = ("half_precision", False)

@@ -193,3 +193,18 @@ def test_how_far_was_looked_is_compared() -> None:
 
     (change,) = reach_changes([("a.json", record(1025)), ("b.json", record(65)), ("c.json", record(65))])
     assert change == {"name": "mine", "from": "a.json", "before": "T 1..1025", "to": "b.json", "after": "T 1..65"}
+
+
+def test_a_right_model_that_refuses_narrow_heads_is_right() -> None:
+    class Wide(Model):
+        def __init__(self, config: DrawnConfig) -> None:
+            if config.d_model // config.num_heads < 4:
+                raise ValueError("heads of four channels or more")
+            super().__init__(config)
+
+    report = check(
+        decoder(Wide), only=[INFLUENCE, "causality.first-token", "padding.content-irrelevant"], profile="quick"
+    )
+    assert report.ok
+    assert all("refused" not in r.reason for r in report.results)
+    assert any("heads of four channels or more" in told for told in report.subjects[0].unreached)

@@ -1,0 +1,143 @@
+"""Which mean and which variance a norm used: read off its answers, an affine map of each token, and told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_LIMIT = 2e-4
+"""A variance has twice the rounding of float32 tokens of a hundred channels, and eps is below a millionth of it."""
+
+
+def variance_cause(x: Tensor, y: Tensor, centred: bool) -> str | None:
+    """Name the mean and the variance that the answers imply, where the variance is another one than it should be.
+
+    Args:
+        x: `[N, D]`, far above eps.
+        y: `[N, D]` answers with gain 1 and bias 0, float64.
+        centred: whether the mean is to be subtracted, and the variance taken about it.
+    """
+    used = _used(x, y)
+    if used is None:
+        return None
+    middle, spread = used
+    ratio = spread / _spread(x, centred)
+    told = _means(x, middle, centred)
+    if told is None or _is_one(ratio):
+        return None
+    what = "the variance" if centred else "the mean square"
+    return next((f"{told}, {what} {words}" for words in _variances(x, spread, centred)), None)
+
+
+def variance_factor(x: Tensor, y: Tensor, centred: bool) -> str | None:
+    """Say which of mean and variance is off, and by how much: for answers that no known slip gives.
+
+    Args:
+        x: `[N, D]`, far above eps.
+        y: `[N, D]` answers with gain 1 and bias 0, float64.
+        centred: whether the mean is to be subtracted, and the variance taken about it.
+    """
+    used = _used(x, y)
+    if used is None:
+        return None
+    middle, spread = used
+    told, ratio = _means(x, middle, centred), spread / _spread(x, centred)
+    what = "the variance" if centred else "the mean square"
+    is_right = _is_one(ratio)
+    if told is None:
+        off = "another number than the mean over the channels" if centred else "a number, which RMSNorm does not"
+        return f"tokens are divided by what they should be, but {off} is subtracted" if is_right else None
+    return None if is_right else f"{told}, {what} is not: {_range(ratio)} of it"
+
+
+def _used(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return what was subtracted and the square of what was divided by, `[N]` each; None for no such map."""
+    inner, outer = (z - z.mean(-1, keepdim=True) for z in (x, y))
+    slope = (inner * outer).sum(-1) / inner.square().sum(-1)
+    if not bool((slope > 0).all()) or float((outer - slope[:, None] * inner).abs().max()) > _LIMIT:
+        return None
+    return x.mean(-1) - y.mean(-1) / slope, slope.pow(-2)
+
+
+def _spread(x: Tensor, centred: bool) -> Tensor:
+    return (x - x.mean(-1, keepdim=True) if centred else x).square().mean(-1)
+
+
+def _is_one(ratio: Tensor) -> bool:
+    return float((ratio - 1).abs().max()) < _LIMIT
+
+
+def _range(ratio: Tensor) -> str:
+    low, high = f"{float(ratio.min()):.3g}", f"{float(ratio.max()):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _means(x: Tensor, middle: Tensor, centred: bool) -> str | None:
+    """Say that the mean is the right one, where it is."""
+    right = x.mean(-1) if centred else torch.zeros_like(middle)
+    if float((middle - right).abs().max()) > _LIMIT * float(_spread(x, centred).max().sqrt()):
+        return None
+    return "the mean is that of all channels" if centred else "no mean is subtracted"
+
+
+def _variances(x: Tensor, spread: Tensor, centred: bool) -> Iterator[str]:
+    width = x.shape[-1]
+    ratio = spread / _spread(x, centred)
+    if _is_one(ratio / ratio[0]):
+        yield f"is {float(ratio[0]):.4g} times what it should be"
+    if _is_one(spread / _spread(x, not centred)):
+        yield "is taken about 0 instead of the mean" if centred else "is taken about the mean instead of 0"
+    for count in range(1, width):
+        for name, some in (("first", x[:, :count]), ("last", x[:, -count:])):
+            alone = f"is that of the {name} {count} of {width} channels alone"
+            if _is_one(spread / _spread(some, centred)):
+                yield alone
+            if centred and _is_one(spread / (some - x.mean(-1, keepdim=True)).square().mean(-1)):
+                yield f"{alone}, about the mean of all"
+    for of, parts in _partitions(x):
+        if words := _of_parts(parts, spread, centred, of):
+            yield words
+
+
+def _partitions(x: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield ways to share channels among 2, 3, ... shards, in words: neighbours together, or each in turn."""
+    width = x.shape[-1]
+    for count in range(2, width // 2 + 1):
+        shards = list(x.chunk(count, -1))
+        if len(shards) == count:
+            sizes = sorted({shard.shape[-1] for shard in shards}, reverse=True)
+            yield f"{count} shards of {' or '.join(map(str, sizes))} channels", shards
+        if width % count == 0:
+            dealt = [x[:, start::count] for start in range(count)]
+            yield f"{count} shards of {width // count} channels dealt out in turn", dealt
+
+
+def _of_parts(parts: list[Tensor], spread: Tensor, centred: bool, of: str) -> str | None:
+    """Tell by how much the spread within the shards enters, and that between their means."""
+    width = sum(part.shape[-1] for part in parts)
+    own = [_spread(part, centred) for part in parts]
+    roots = torch.stack([one.sqrt() for one in own]).mean(0)
+    root = "standard deviations" if centred else "roots"
+    if _is_one(spread / roots.square()):
+        return f"is the square of the mean of the {root} of {of}"
+    if not centred:
+        return None
+    within = torch.stack([part.shape[-1] * one for part, one in zip(parts, own, strict=True)]).sum(0) / width
+    between = _spread(torch.cat(parts, -1), centred) - within
+    weights = torch.linalg.lstsq(torch.stack([within, between], -1), spread[:, None]).solution[:, 0]
+    if not _is_one((weights[0] * within + weights[1] * between) / spread):
+        return None
+    inner, outer = (float(weight) for weight in weights)
+    unbiased = width / (width - len(parts))
+    apart = (
+        "how far the shards' means lie apart is left out"
+        if abs(outer) < 10 * _LIMIT
+        else f"how far the shards' means lie apart enters {outer:.3g} times"
+    )
+    if abs(inner - 1) < 10 * _LIMIT:
+        return f"is the mean of those of {of}: {apart}"
+    if abs(inner - unbiased) < 10 * _LIMIT:
+        return f"is the mean of those of {of}, each divided by one less than its channels: {apart}"
+    return f"is {inner:.3g} times the mean of those of {of}: {apart}"
