@@ -60,9 +60,22 @@ def not_carried(module: nn.Module, twin: nn.Module) -> str | None:
             name = f"{before}{label}"
             if name in kept:
                 continue
+            if isinstance(one, nn.Parameter):
+                return _saved_otherwise(name, one, other)
             where = "a buffer with persistent=False" if name in own else "an attribute, neither parameter nor buffer"
             return f"{name} is {where}: it is in no state dict, and another model has its own, drawn or computed anew"
     return None
+
+
+def _saved_otherwise(name: str, one: Tensor, other: object) -> str:
+    told = f"{name} stands in the state dict under other names (a state_dict of its own), and comes back as another one"
+    if isinstance(other, Tensor) and one.ndim > 1 and one.shape == other.shape:
+        rows = [[bool(torch.equal(x, y)) for y in other] for x in one]
+        if all(sum(row) == 1 for row in rows):
+            moved = [(at, row.index(True)) for at, row in enumerate(rows) if not row[at]][:4]
+            mine, then = (", ".join(map(str, places)) for places in zip(*moved, strict=True))
+            told += f": its rows {mine} are its rows {then} then, cut or put together otherwise"
+    return told
 
 
 def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str | None:

@@ -257,4 +257,17 @@ def _other(
             near = _probabilities(row, temperature, top_k, got)
             if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
                 return f"it draws from what the model says behind {told}"
+        return _one_threshold(_last(case, built, own), got, top_k) if top_k else None
+
+
+def _one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
+    """Say that a batch is cut at one number: at the least, or the largest, of what samples are to be cut at."""
+    each = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1]
+    for words, at in (("least", each.min()), ("largest", each.max())):
+        if torch.equal(got > 0, logits >= at) and not torch.equal(got > 0, logits >= each[:, None]):
+            many = (got > 0).sum(-1).tolist()
+            return (
+                f"with top_k={top_k} samples of one batch draw from {many} tokens: all are cut at the {words} of their "
+                "k-th largest logits, one threshold for the batch instead of one a sample"
+            )
     return None

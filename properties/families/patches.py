@@ -169,7 +169,7 @@ def area_of(gradient: Tensor) -> Tensor:
 
 
 def _odd(gradient: Tensor, pixels: int) -> str:
-    return spread_of(gradient) or left_out_of(gradient, pixels) or _MIXED
+    return spread_of(gradient) or left_out_of(gradient, pixels) or strip_of(gradient, pixels) or _MIXED
 
 
 def spread_of(gradient: Tensor) -> str | None:
@@ -185,6 +185,19 @@ def spread_of(gradient: Tensor) -> str | None:
     return (
         f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
         "a patch are exchanged where the image is reshaped"
+    )
+
+
+def strip_of(gradient: Tensor, pixels: int) -> str | None:
+    """Say that a token takes as many pixels as a patch has, along rows of the image instead of a square of it."""
+    seen = (gradient != 0).any(0)
+    columns = seen.any(0)
+    if int(seen.sum()) != pixels or not bool(columns.all()):
+        return None
+    rows = int(seen.any(1).sum())
+    return (
+        f"a token takes {pixels} pixels of {rows} row{'s' * (rows != 1)} of the image from side to side, not those of "
+        "a patch: the rows inside a patch and the columns of patches are not exchanged before the reshape"
     )
 
 

@@ -180,7 +180,7 @@ def _differs(a: Tensor, b: Tensor, limit: float) -> Tensor:
 def _told(step: _Noted, of: Tensor, to: Tensor, wrong: Tensor, crossing: Crossing, *, may_reduce: bool) -> str:
     place = f"{Path(step.file).name}:{step.number}: `{text_of(step.file, step.number)}`"
     reduced = wrong & (of.sum(0) > 1) & (of.sum(0) == of.shape[0])  # of all inputs at once
-    if may_reduce and bool(reduced.any()):
+    if may_reduce and crossing.axis == 0 and bool(reduced.any()):
         return f"{place}: one number of it is of all {crossing.words}s, and outputs read it: it reduces over them"
     pairs = [(s, t) for s, t in crossing.forbidden.nonzero().tolist() if bool((of[s] & to[t] & wrong).any())]
     inputs, outputs = (sorted({pair[i] for pair in pairs}) for i in (0, 1))

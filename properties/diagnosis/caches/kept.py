@@ -70,6 +70,24 @@ def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     return _left_out(runs, sizes)
 
 
+def rounded_cause(runs: CachedRuns) -> str | None:
+    """Say in which dtype keys and values are kept, where it is a narrower one than that of the model."""
+    x = runs.tokens(BATCH, 4)
+    whole = runs.attended(lambda: runs.whole(x))
+    steps = steps_of(runs.attended(lambda: runs.cached(x, [1] * 4)), len(whole))
+    if not whole or steps is None or len(steps) != 4:
+        return None
+    got, expected = steps[-1].layers[0], whole[0]
+    if got.key.shape != expected.key.shape or _agree(got.key, expected.key):
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        parts = ((got.key, expected.key), (got.value, expected.value))
+        if all(_agree(one[..., :3, :], two[..., :3, :].to(dtype).to(two.dtype)) for one, two in parts):
+            name = str(dtype).removeprefix("torch.")
+            return f"keys and values are kept in {name}, whatever the model computes in: the past is rounded to it"
+    return None
+
+
 def _given_alike(step: Step, got: Attended, expected: Attended) -> bool:
     """Return whether an attention is given the queries and keys of the whole run, where that can be said."""
     if got.query.shape[:-2] != expected.query.shape[:-2]:
