@@ -257,17 +257,45 @@ def _other(
             near = _probabilities(row, temperature, top_k, got)
             if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
                 return f"it draws from what the model says behind {told}"
-        return _one_threshold(_last(case, built, own), got, top_k) if top_k else None
+        return _of_the_batch(case, built, own, got, temperature, top_k)
+
+
+def _of_the_batch(
+    case: Case, built: Built, context: Tensor, got: Tensor, temperature: float | None, top_k: int | None
+) -> str | None:
+    """Tell whether samples that are right alone change what one another is drawn from."""
+    given: dict[str, Any] = {n: v for n, v in (("temperature", temperature), ("top_k", top_k)) if v is not None}
+    logits = _last(case, built, context)
+    alone, wanted = list[Tensor](), list[Tensor]()
+    for sample, row in zip(context, logits, strict=True):
+        _, drawn = case.ask("sampling", sample[None], 1, built=built, **given)
+        wanted.append(_probabilities(row[None], temperature, top_k, drawn[:, 0])[0])
+        alone.append(_ordered(drawn[:, 0].detach().double(), logits.shape[-1])[0])
+    right = torch.stack(wanted)
+    if right.shape != got.shape or float((torch.stack(alone) - right).abs().max()) > 1e-4:
+        return None
+    moved = right.roll(1, 0)
+    if float((got - moved).abs().max()) < 1e-4:
+        return "alone each sample draws as it should; in one batch each draws from what belongs to another sample"
+    kept, many = ((p > 0).sum(-1).tolist() for p in (right, got))
+    if torch.equal(got > 0, right > 0):
+        return "alone each sample draws as it should; in one batch samples change one another's probabilities"
+    because = _one_threshold(logits, got, top_k) if top_k else None
+    told = f"alone samples draw from {kept} tokens, in one batch from {many}"
+    return f"{told}: {because or 'samples of one batch change from which tokens one another is drawn'}"
 
 
 def _one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
-    """Say that a batch is cut at one number: at the least, or the largest, of what samples are to be cut at."""
-    each = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1]
-    for words, at in (("least", each.min()), ("largest", each.max())):
+    """Say by which one number a batch is cut, where it is one."""
+    count = min(top_k, logits.shape[-1])
+    each, flat = logits.topk(count, dim=-1).values[:, -1], logits.flatten()
+    for words, at in (
+        ("the least of their k-th largest logits", each.min()),
+        ("the largest of their k-th largest logits", each.max()),
+        ("the mean of their k-th largest logits", each.mean()),
+        ("the k-th largest logit of all samples together", flat.topk(count).values[-1]),
+        ("the B k-th largest logit of all B samples together", flat.topk(count * len(logits)).values[-1]),
+    ):
         if torch.equal(got > 0, logits >= at) and not torch.equal(got > 0, logits >= each[:, None]):
-            many = (got > 0).sum(-1).tolist()
-            return (
-                f"with top_k={top_k} samples of one batch draw from {many} tokens: all are cut at the {words} of their "
-                "k-th largest logits, one threshold for the batch instead of one a sample"
-            )
+            return f"all are cut at {words}, one threshold for the batch instead of one a sample"
     return None

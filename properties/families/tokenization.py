@@ -26,6 +26,7 @@ from veriformer.properties.definitions.segmentation import (
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.pieces import pieces_cause
 
 _KIND = ("tokenizer",)
 _FEW_LETTERS = "abc "
@@ -352,5 +353,13 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
         f"a more probable segmentation of {text!r} exists",
         got=f"{[names.get(i, '?') for i in ids]}, log probability {got:.6g}"[:150],
         expected=f"{best:.6g}",
+        cause=lambda: _cut_by(case, built, vocabulary, scores),
     )
     case.witness()
+
+
+def _cut_by(case: Case, built: Built, vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> str | None:
+    with off_the_record(case):
+        return pieces_cause(
+            lambda text: _encode(case, built, text), lambda text: _segments(case, built, text), vocabulary, scores
+        )

@@ -72,6 +72,36 @@ def multiplied_by_the_temperature() -> Subject:
     return replace(decoder(None), cache=None, sampling=put(sampling, instead_of=right_sampling))
 
 
+def _cut(logits: Tensor, top_k: int | None) -> Tensor:
+    if top_k is None:
+        return logits
+    return logits.masked_fill(logits < logits.topk(top_k, dim=-1).values[:, -1:], -torch.inf)
+
+
+@fault(
+    "sampling-batch",
+    "Top k cuts all samples of a batch at one threshold, the smallest of their k-th largest logits",
+    killed_by=("decoding.sampling",),
+    cause="one threshold for the batch",
+)
+def cut_at_one_threshold() -> Subject:
+    def for_all(logits: Tensor, top_k: int | None) -> Tensor:
+        return logits if top_k is None else logits.masked_fill(logits < logits.topk(top_k).values.min(), -torch.inf)
+
+    keep = put(for_all, instead_of=_cut)
+
+    def sampling(
+        model: nn.Module, tokens: Tensor, steps: int, temperature: float = 1.0, top_k: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        drawn = []
+        for _ in range(steps):
+            drawn.append(keep(model(tokens)[:, -1] / temperature, top_k).softmax(-1))
+            tokens = torch.cat([tokens, drawn[-1].topk(2, dim=-1).indices[:, :1]], dim=1)
+        return tokens, torch.stack(drawn, dim=1)
+
+    return replace(decoder(None), cache=None, sampling=sampling)
+
+
 class Images(nn.Module):
     """What stands before an encoder of images: patches of 4 x 4 pixels become tokens."""
 

@@ -125,7 +125,7 @@ class _Remembering(nn.Module):
 @fault(
     "front-not-cut-off",
     "Of learned tokens and the sequence behind them the first T are kept, not the last",
-    killed_by=("causality.no-future-gradient",),
+    killed_by=("causality.first-token", "causality.no-future-gradient"),
     cause="outputs stand 3 places late",
 )
 def the_end_is_cut_off() -> Subject:

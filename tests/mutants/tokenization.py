@@ -121,7 +121,7 @@ def shortest() -> Subject:
     return replace(SHIPPED["wordpiece"], forward=put(forward, instead_of=encode))
 
 
-@fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",), cause="a more probable segmentation")
+@fault("TK-greedy", "Greedy instead of Viterbi", killed_by=("tokenizer.unigram",), cause="cut greedily: the longest")
 def greedy() -> Subject:
     def forward(model: Any, text: str) -> list[int]:
         rest, ids = (model.SPACE + text.replace(" ", model.SPACE)) if text else "", []
@@ -130,5 +130,28 @@ def greedy() -> Subject:
             ids.append(model.vocabulary.get(rest[:end], model.unknown))
             rest = rest[end:]
         return ids
+
+    return replace(SHIPPED["unigram"], forward=put(forward, instead_of=encode))
+
+
+@fault(
+    "TK-longest",
+    "Viterbi's search for pieces starts one letter too late, so that the longest are never tried",
+    killed_by=("tokenizer.unigram",),
+    cause="pieces of the greatest length",
+)
+def never_the_longest() -> Subject:
+    def forward(model: Any, text: str) -> list[int]:
+        word = model.SPACE + text.replace(" ", model.SPACE) if text else ""
+        longest = max(map(len, model.log_p))
+        best: list[tuple[float, list[int]]] = [(0.0, [])]
+        for end in range(1, len(word) + 1):
+            ways = []
+            for start in range(max(0, end - longest + 1), end):
+                piece = word[start:end]
+                score = model.log_p.get(piece, -1e3 if end - start == 1 else -1e9)
+                ways.append((best[start][0] + score, [*best[start][1], model.vocabulary.get(piece, model.unknown)]))
+            best.append(max(ways))
+        return best[-1][1]
 
     return replace(SHIPPED["unigram"], forward=put(forward, instead_of=encode))
