@@ -2,6 +2,7 @@
 
 python benchmarks/strangers.py [--profile quick] [--seeds 0] [--only SET ...] [--store FILE] > strangers.md
 python benchmarks/strangers.py --only traps right right2 --profile standard --seeds 0 1 2
+python benchmarks/strangers.py --as-scored   what the last sets scored as they came, and how their causes were judged
 
 The sets stand in `tests/strangers/`: people who knew the README and the interface alone wrote them, and proved each
 in plain torch. A pair is told apart if the wrong one fails, or is asked, something that its twin is not. The set
@@ -31,6 +32,7 @@ from rich.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 SETS = ROOT / "tests" / "strangers"
+SCORED = ROOT / "reports" / "gallery" / "blind"
 TRAP = ".trap"
 WHICH = ("right", "wrong", "undeclared", "declared")
 
@@ -165,6 +167,15 @@ def _counts(name: str, rows: list[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def as_scored(folder: Path) -> str:
+    """Return the tables of sets that were scored once, at commits of then, and of what readers said of the causes."""
+    rows = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    causes = pd.read_csv(folder / "causes.tsv", sep="\t", names=["pair", "grade", "why"])
+    causes["set"] = causes["pair"].str.partition("/")[0]
+    judged = pd.crosstab(causes["set"], causes["grade"], margins=True, margins_name="all")
+    return f"{summary(rows)}\n\n## The first cause that was named\n\n{judged.to_markdown()}"
+
+
 def main() -> None:
     """Judge what is not stored yet and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,7 +184,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="SET")
     parser.add_argument("--store", type=Path, default=Path("build/strangers.jsonl"))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--as-scored", action="store_true", help="judge nothing: print what is on record")
     given = parser.parse_args()
+    if given.as_scored:
+        print(as_scored(SCORED))
+        return
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     rows = list(stored(given.store, commit := commit.strip()))
     done = {(row["set"], row["source"], row["profile"], row["seed"]) for row in rows}

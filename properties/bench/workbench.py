@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.compiling import compiled as compile_call
 from veriformer.properties.bench.compiling import why_not_compiled
-from veriformer.properties.bench.guards import SubjectError, WrongOutputError, guarded, limited, told
+from veriformer.properties.bench.guards import SizesRefusedError, SubjectError, WrongOutputError, guarded, limited, told
 from veriformer.properties.bench.pool import Built, ModelPool, duplicate
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.recording import Recording
@@ -68,6 +68,17 @@ class Workbench:
     def configs(self) -> list[DrawnConfig]:
         """Sizes that models are built with, smallest first."""
         return self.pool.configs
+
+    def buildable(self) -> list[DrawnConfig]:
+        """Return those of `configs` that `build` does not refuse."""
+        found = []
+        for config in self.configs:
+            try:
+                self.pool.get(config, torch.float32)
+            except SizesRefusedError:
+                continue
+            found.append(config)
+        return found
 
     def call(self, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the subject: timed, limited in time, its warnings kept quiet.

@@ -62,7 +62,7 @@ def unlike_the_textbook(case: Case, built: Built) -> str | None:
 
 def _signs(case: Case, matrices: bool) -> Iterator[str]:
     subject = case.subject
-    for drawn in case.bench.configs:
+    for drawn in case.bench.buildable():
         built = case.bench.pool.get(drawn, torch.float32)
         if not isinstance(built.module, nn.Module):
             return

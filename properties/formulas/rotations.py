@@ -26,7 +26,9 @@ def rotation_cause(case: Case, problem: Violation | None = None) -> str | None:
         case: of the violation.
         problem: the violation; what is measured does not depend on it.
     """
-    for config in sorted({*case.bench.configs, case.config()}, key=lambda c: -c.d_head):  # sizes that tell most first
+    for config in sorted(
+        {*case.bench.buildable(), case.config()}, key=lambda c: -c.d_head
+    ):  # sizes that tell most first
         if told := _rotated_by(case, config):
             return told
     return None

@@ -150,6 +150,8 @@ def _of_problem(problem: BaseException, bench: Workbench) -> tuple[str, str]:
 
 
 def _out_of_time(prop: Property, bench: Workbench, before: str = "") -> Result:
+    if not bench.tally.examples and bench.tally.given_up:
+        return of(prop, bench.tally, None)
     if not bench.tally.examples:
         seconds = effort_of(bench).property_seconds
         return Result(prop.id, prop.level, r.TIMEOUT, f"not one example was finished in {seconds:g} s")

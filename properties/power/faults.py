@@ -150,7 +150,9 @@ def power(bench: Workbench, properties: Sequence[Property]) -> dict[str, Any] | 
 
 def _share(bench: Workbench) -> float:
     coarse = [dtype for dtype in judged_dtypes(bench) if 3 * GAP[dtype] > SHARE]  # no other rounds as far as that
-    tolerances = [tolerance_of(bench, bench.pool.get(config, dtype)) for config in bench.configs for dtype in coarse]
+    tolerances = [
+        tolerance_of(bench, bench.pool.get(config, dtype)) for config in bench.buildable() for dtype in coarse
+    ]
     return max([SHARE, *(3 * tolerance for tolerance in tolerances)])
 
 
