@@ -83,7 +83,8 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
             where = _where(stream, x, early, lambda t: t[-1:])
             return (
                 "samples depend on earlier ones of the batch and on no later one: something is counted or accumulated "
-                f"along the batch{', ' + where if where else ''}"
+                f"along the batch{', ' + where if where else ''} "
+                "(declare batch_coupled=True if that is meant: one scale for a batch, expert capacity)"
             )
         turned = stream(x.flip(0)).flip(0)
         if bool(((turned - together).abs() > limit).any()):
