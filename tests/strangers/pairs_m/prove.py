@@ -1,6 +1,6 @@
 """Shows of every pair, in plain torch, that `right` keeps to the fact up to rounding and `wrong` does not.
 
-    /work/main/.venv/bin/python prove.py [NN ...]
+    python prove.py [NN ...]
 """
 
 import importlib.util

@@ -1,5 +1,5 @@
 """Shows in plain torch, for each pair, that `right` holds the fact up to rounding and `wrong` does not; builds both in two
-sizes and calls them once. Run with /work/main/.venv/bin/python prove.py [NN ...]."""
+sizes and calls them once. Run with python prove.py [NN ...]."""
 
 import importlib.util
 import math
