@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.position_bias import AlibiBias
 from veriformer.reference.positions import LearnedPositions, SinusoidalPositions
 from veriformer.reference.rotary import Rotary
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.anatomy import PRE, OpenAttention, attending, each_attention
-from veriformer.tests.mutants.parts import model
+from veriformer.tests.mutants.mending import put
+from veriformer.tests.mutants.parts import SelfAttention, model, self_attention
 
 
 def _alibi(change: Callable[[AlibiBias], None]) -> Subject:
@@ -53,6 +55,41 @@ def alibi_slopes_from_zero() -> Subject:
 )
 def one_slope() -> Subject:
     return _alibi(lambda bias: bias.slopes.fill_(float(bias.slopes[0])))
+
+
+class _Turned(SelfAttention):
+    """Causal attention whose queries and keys are normalised, and then turned."""
+
+    def __init__(self, config: DrawnConfig) -> None:
+        super().__init__(config)
+        self.rotary, self.norms = (
+            Rotary(self.width - self.width % 2),
+            nn.ModuleList(nn.LayerNorm(self.width) for _ in "qk"),
+        )
+
+    def turned(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return self.rotary(norm(x), torch.arange(x.shape[-2], device=x.device))
+
+    def scores(self, x: Tensor) -> Tensor:
+        q, k = (self.turned(self.split(f(x)), n) for f, n in zip((self.q, self.k), self.norms, strict=True))
+        later = torch.ones(2 * (x.shape[1],), dtype=torch.bool, device=x.device).triu(1)
+        return (q @ k.mT * self.width**-0.5).masked_fill(later, -torch.inf)
+
+
+class _NormedLast(_Turned):
+    def turned(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(self.rotary(x, torch.arange(x.shape[-2], device=x.device)))
+
+
+@fault(
+    "anatomy-rotary-normed",
+    "Queries and keys are normalised behind their rotation",
+    killed_by=("anatomy.positions",),
+    cause="a mean or gains stands behind the rotation",
+)
+def normed_behind_the_rotation() -> Subject:
+    facts = {"causal": True, "positions": "rotary", "query_key_norm": True}
+    return replace(self_attention(_NormedLast, **facts), build=put(_NormedLast, instead_of=_Turned), projections=None)
 
 
 @fault(

@@ -197,3 +197,36 @@ def leaks() -> Subject:
         return logits + 0.5 * torch.cat([logits[:, 1:], logits[:, -1:]], dim=1)
 
     return replace(decoder(None), cache=None, forward=put(forward, instead_of=plain_forward))
+
+
+@fault(
+    "KV-beams-in-place",
+    "Beams are moved one after another in the same buffer",
+    killed_by=("decoding.beam-reorder",),
+    cause="read after it was overwritten",
+)
+def reordered_in_place() -> Subject:
+    class InPlace(LayerCache):
+        def reorder(self, samples: Tensor) -> None:
+            for kept in (self.key, self.value):
+                for to, source in enumerate(samples.tolist()):
+                    kept[to] = kept[source].clone()  # type: ignore[index]
+            self.positions = self.positions[samples]  # type: ignore[index]
+
+    return decoder(reordering(InPlace))
+
+
+@fault(
+    "KV-bfloat16",
+    "Keys and values are kept in bfloat16, whatever the model computes in",
+    killed_by=("decoding.cache",),
+    cause="kept in bfloat16",
+)
+def kept_in_bfloat16() -> Subject:
+    class Narrow(LayerCache):
+        def append(self, key: Tensor, value: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            self.key, self.value, self.positions = super().append(key, value, positions)
+            self.key, self.value = (x.bfloat16().to(x.dtype) for x in (self.key, self.value))
+            return self.key, self.value, self.positions
+
+    return decoder(through(Narrow))

@@ -49,10 +49,6 @@ def where_it_enters(
     part = dict(module.named_modules())[name]
     if not line and crossing is not None:
         line = _crosses(part, first, second, crossing, limit) or ""
-        if (
-            line and not name and crossing.axis
-        ):  # what positions mix rightly before it hides where they first do wrongly
-            line = f"the latest at {line}"
     kind = type(part).__name__
     if not name:
         return f"in the forward of {kind} itself, not in one of its parts{f', at {line}' if line else ''}"

@@ -2,8 +2,9 @@
 
 Every number on the way is held to two sets: the inputs that it depends on (found by replacing one after another) and
 the outputs that depend on it (found by a backward of each). A number that is read by outputs alone which must not
-depend on one of its inputs is where things went wrong: that holds for blocks, tiles, rolled and merged axes alike,
-since no axis has to be known but those of the input and the output.
+depend on one of its inputs shows where things went wrong, in blocks, tiles, rolled and merged axes alike, since no axis
+has to be known but those of the input and the output. Numbers of several inputs before it, which an output reads that
+must not, may have been where they first did: then the line is one that they went wrong at the latest.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
         limit: largest difference that is rounding, relative to the size of a tensor.
 
     Returns:
-        `gpt.py:41: `blocks.roll(1, dims=2)`: what comes from positions 8 to 11 goes to outputs 0 to 3 alone`.
+        `gpt.py:41: `blocks.roll(1, dims=2)`: what comes from positions 8 to 11 goes to outputs 0 to 3 alone`, behind
+        `the latest at` where what is mixed before it leaves that open.
     """
     leaf = x.detach().clone().requires_grad_(x.is_floating_point())
     with torch.enable_grad(), _Notes(copied=False) as notes:
@@ -103,6 +105,7 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
     depends = list(_depends(run, x, other, notes.steps, axis, limit))
     if not depends:
         return None
+    mixed = False
     for number, step in enumerate(notes.steps):
         for which in range(len(step.outputs)):
             to = torch.stack([r[number][which] for r in reached])  # [outputs, numbers]
@@ -111,7 +114,9 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
             wrong = to.any(0) & (bad | ~to).all(0)
             if step.file and bool(wrong.any()):
                 told = _unsorted(notes.sorts)
-                return _told(step, of, to, wrong, crossing, may_reduce=not told) + told
+                place = _told(step, of, to, wrong, crossing, may_reduce=not told) + told
+                return f"the latest at {place}" if mixed else place
+            mixed |= bool(((of.sum(0) > 1) & (bad & to).any(0)).any())
     return None
 
 

@@ -75,6 +75,15 @@ def first_maximum(x: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+def by_blocks(x: Tensor) -> Tensor:
+    blocks = F.pad(x, (0, -x.shape[-1] % 16), value=-torch.inf).unflatten(-1, (-1, 16))
+    top = blocks.amax(-1, keepdim=True)
+    sums = (blocks - top).exp().sum(-1, keepdim=True)
+    whole = top.amax(-2, keepdim=True)
+    total = (sums * (top - whole).exp()).sum(-2, keepdim=True)
+    return ((blocks - whole).exp() / total).flatten(-2)[..., : x.shape[-1]]
+
+
 def in_bfloat16(x: Tensor) -> Tensor:
     e = (x - x.amax(-1, keepdim=True)).exp()
     if x.itemsize > 2:
@@ -91,6 +100,7 @@ def in_bfloat16(x: Tensor) -> Tensor:
         (first_maximum, "right up to 512 scores a row"),
         (lambda x: torch.cat([x[..., :64].softmax(-1), torch.zeros_like(x[..., 64:])], -1), "right up to 64"),
         (in_bfloat16, "stops growing"),
+        (by_blocks, "a block of 16 subtracts its own maximum, which is -inf"),
     ],
 )
 def test_wrong_softmaxes_fail(function: Rows, words: str) -> None:
