@@ -190,16 +190,17 @@ class Drawing:
         value = value if scale == 1.0 else value * scale  # a script has a line for each step
         return value.to(dtype) if torch.device(self.bench.device).type == "cpu" else value.to(self.bench.device, dtype)
 
-    def tokens(self, *shape: int) -> Tensor:
-        """Return uniform token ids of the drawn vocabulary, int64, on the device; of a large one both ends too."""
-        size = self.config().vocab_size
+    def tokens(self, *shape: int, vocabulary: int = 0) -> Tensor:
+        """Return uniform token ids of a vocabulary, the drawn one or of a given size, int64, on the device; of a large
+        one both ends too."""
+        size = vocabulary or self.config().vocab_size
         ids = torch.randint(0, size, shape, generator=self.generator)
         if size >= _LARGE and ids.numel() > 1:
             ids.view(-1)[torch.randperm(ids.numel(), generator=self.generator)[:2]] = torch.tensor([0, size - 1])
         return ids.to(self.bench.device)
 
-    def other_tokens(self, tokens: Tensor) -> Tensor:
-        """Return token ids that differ from `tokens` at every place."""
-        size = self.config().vocab_size
+    def other_tokens(self, tokens: Tensor, vocabulary: int = 0) -> Tensor:
+        """Return token ids that differ from `tokens` at every place, of the same vocabulary; see `tokens`."""
+        size = vocabulary or self.config().vocab_size
         step = torch.randint(1, size, tuple(tokens.shape), generator=self.generator).to(tokens.device)
         return (tokens + step) % size

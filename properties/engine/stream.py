@@ -58,14 +58,14 @@ class Stream:
     def draw(self, batch: int, length: int) -> Tensor:
         """Return a sequence: tokens `[B, T]` or embeddings `[B, T, D]`."""
         if self.case.subject.takes_tokens:
-            return self.case.tokens(batch, length)
+            return self.case.tokens(batch, length, vocabulary=self.built.config.vocab_size)
         return self.case.normal(batch, length, self.built.config.d_model, dtype=self.built.dtype)
 
     def other(self, x: Tensor) -> Tensor:
         """Return a sequence of the same shape that differs from `x` at every position."""
         if x.is_floating_point():
             return self.case.normal(*x.shape, dtype=x.dtype)
-        return self.case.other_tokens(x)
+        return self.case.other_tokens(x, self.built.config.vocab_size)
 
     def __call__(self, x: Tensor, attention_mask: Tensor | None = None, *, path: Path = DEFAULT) -> Tensor:
         """Return the outputs `[B, T, *]` (a classifier: `[B, C]`).

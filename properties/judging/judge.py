@@ -89,6 +89,10 @@ class Judge:
                 return power(self._bench, properties)
             except (SubjectError, ValueError):  # at sizes that no property drew; properties show what it raises
                 return None
+            except RuntimeError:
+                if self.device_is_lost:  # by a fault that made an index of what was none
+                    return None
+                raise
 
     def never_walked(self, walked: Iterable[str]) -> dict[str, str]:
         """Return the forms of path that are not among those walked, each with the reason; see `walked`."""

@@ -61,6 +61,9 @@ def judge_subject(
         part.results.append(result := judge.judge(prop))
         if on_result is not None:
             on_result(subject, result)
+    if judge.device_is_lost:  # by the subject, or by us; the results say so, and nothing can be called any more
+        part.probed = judge.probed
+        return part
     judge.reconsider_all(part.results, properties)
     part.probed = judge.probed
     part.believed = believed(subject.declares, judge.verified)
