@@ -47,6 +47,10 @@ LOOKED_INTO = {
     "sinusoidal.any-length": "as learned.table",
     "numerics.grad-mode": "with GELU the fused kernel of eval mode computes the tanh approximation (known deviation)",
     "init.loss": "weights drawn from the generator of the GPU are others",
+    "gradients.gradcheck": "the fused weight_norm of the GPU; not looked into further",
+    "attention.tiles": "the lower-right bias of torch with more queries than keys, where its own warning says NaN",
+    "causality.alignment": "as attention.tiles",
+    "permutation.equivariance": "a scripted layer under autocast; not looked into further",
 }
 """What was found behind differences."""
 

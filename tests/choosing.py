@@ -19,7 +19,10 @@ FAULTS = "tests/zoo/test_mutants.py::test_fault_is_noticed["
 LONG = (
     "tests/test_examples.py",  # each example is installed into an environment of its own
     f"{FAULTS}BK04-compile]",  # torch's compiler starts from nothing
-)
+    "tests/cli/test_ablate.py", "tests/cli/test_cluster.py",  # processes are killed and started anew
+    "tests/hostile/test_runaways.py", "tests/properties/test_plugin.py", "tests/test_extras.py",  # they wait for others
+    "tests/properties/bench/test_out_of_bounds.py", "tests/properties/twin/test_louder.py",  # whole checks
+)  # fmt: skip
 
 
 def chooses(config: pytest.Config) -> bool:

@@ -191,8 +191,10 @@ class Drawing:
         return value.to(dtype) if torch.device(self.bench.device).type == "cpu" else value.to(self.bench.device, dtype)
 
     def tokens(self, *shape: int, vocabulary: int = 0) -> Tensor:
-        """Return uniform token ids of a vocabulary, the drawn one or of a given size, int64, on the device; of a large
-        one both ends too."""
+        """Return uniform token ids of a vocabulary, int64, on the device: of the drawn one or of a given size.
+
+        Of a large one both ends are among them.
+        """
         size = vocabulary or self.config().vocab_size
         ids = torch.randint(0, size, shape, generator=self.generator)
         if size >= _LARGE and ids.numel() > 1:
