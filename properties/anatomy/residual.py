@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.traced import Traced, Value
@@ -55,15 +56,14 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
     branch = _flat(seen.values[when].output)
     later = [v for v in seen.values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
     sums = [v for v in later if v.name == "add"]
+    streams = list(_streams(seen, when, branch.numel(), place)) if sums else []
     for total in sums:
         y = _flat(total.output)
         before = [_flat(v.output) for v in sums if v.when < total.when]
         biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
         first = None
         for b in (branch, *turned_rows(branch, total.output), *biased):
-            for x, since in _streams(seen, when, y.numel(), place):
-                if (fit := _fit(y, x, b, seen.limit)) is None:
-                    continue
+            for x, since, fit in _fits(y, streams, b, seen.limit):
                 first = first or fit
                 if abs(fit[0] - 1) <= _ONE:
                     end, fit = _added_again(seen, [v for v in sums if v.when > total.when], x, b) or (total.when, fit)
@@ -84,12 +84,13 @@ def is_added(seen: Traced, made: Tensor, since: int, when: int, place: str) -> b
         place: path of the module in which the branch begins.
     """
     branch = _flat(made)
-    later = (v for v in seen.values[when : when + _NEXT] if v.name == "add" and v.output.numel() == branch.numel())
+    later = [v for v in seen.values[when : when + _NEXT] if v.name == "add" and v.output.numel() == branch.numel()]
+    streams = list(_streams(seen, since, branch.numel(), place)) if later else []
     return any(
-        _fit(_flat(total.output), x, b, seen.limit) is not None
+        True
         for total in later
         for b in (branch, *turned_rows(branch, total.output))
-        for x, _ in _streams(seen, since, branch.numel(), place)
+        for _ in _fits(_flat(total.output), streams, b, seen.limit)
     )
 
 
@@ -136,6 +137,28 @@ def _multiple(seen: Traced, x: Tensor, since: int, when: int) -> float:
             if float((x - factor * own).abs().amax()) <= seen.limit * float(x.abs().amax()):
                 return factor
     return 1.0
+
+
+def _fits(
+    y: Tensor, streams: list[tuple[Tensor, int]], b: Tensor, limit: float
+) -> Iterator[tuple[Tensor, int, tuple[float, float]]]:
+    """Yield the streams of which a sum is made together with a branch, since when each is there, and both factors.
+
+    Squares of the rests of all of them at once, wide enough for what they lose by cancelling, leave a few to look at.
+    """
+    if not streams:
+        return
+    stacked = torch.stack([x for x, _ in streams])
+    squares, along = stacked.square().sum(1), stacked @ b
+    size = (b @ b).clamp(min=1e-300)
+    own = squares - along.square() / size
+    of_y = stacked @ y - along * (b @ y) / size
+    rest = y @ y - (b @ y).square() / size - of_y.square() / own.clamp(min=1e-300)
+    is_near = rest <= len(y) * (limit * y.abs().amax()).square() + 1e-6 * (y @ y)
+    for number in (is_near | (own <= 1e-8 * squares)).nonzero().flatten().tolist():
+        x, since = streams[number]
+        if (fit := _fit(y, x, b, limit)) is not None:
+            yield x, since, fit
 
 
 def _fit(y: Tensor, x: Tensor, b: Tensor, limit: float) -> tuple[float, float] | None:

@@ -8,11 +8,12 @@ from torch import Tensor
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.definitions.slopes import is_geometric, slopes_by
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
 from veriformer.properties.formulas.relative_biases import bucket_cause, slope_cause
-from veriformer.reference.position_bias import alibi_slopes, t5_bucket
+from veriformer.reference.position_bias import t5_bucket
 
 _KIND = ("position_bias",)
 _ALIBI = needs_fact("positions", "alibi")
@@ -72,7 +73,8 @@ def slopes_are_the_published_ones(case: Case) -> None:
     bias = _bias(case, 6, 6).double()
     last = bias[:, -1]
     slopes = (last[:, 1:] - last[:, :-1])[:, :-1].mean(dim=1)
-    expected = torch.tensor(alibi_slopes(bias.shape[0]), dtype=torch.float64)
+    rule = case.subject.fact("slopes")
+    expected = slopes_by(rule, bias.shape[0])
     case.generator  # noqa: B018 - the seed is drawn, so that a replay has it
     case.close(
         slopes,
@@ -80,6 +82,7 @@ def slopes_are_the_published_ones(case: Case) -> None:
         "the slopes are not those of the paper",
         bound=16 * epsilon(case.built().dtype),
         cause=lambda: slope_cause(slopes, expected),
+        asks=("slopes", "geometric") if is_geometric(slopes) else None,
     )
     case.witness()
 
@@ -101,7 +104,7 @@ def distance_is_penalised(case: Case) -> None:
     steps = last[:, 1:] - last[:, :-1]
     worst = steps.amin()
     case.require(worst > 0, "a key further back gets a larger bias", got=f"a step of {worst:.3g}", expected="above 0",
-                 cause=lambda: slope_cause(steps.mean(1), torch.tensor(alibi_slopes(len(steps)), dtype=torch.float64))
+                 cause=lambda: slope_cause(steps.mean(1), slopes_by(None, len(steps)))
                  )  # fmt: skip
     case.witness()
 

@@ -19,6 +19,7 @@ from veriformer.properties.definitions.angles import (
     turned,
 )
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.definitions.slopes import is_geometric, slopes_by
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
@@ -26,7 +27,6 @@ from veriformer.properties.families.positions_asked import Counting, asked, clai
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
 from veriformer.properties.formulas.relative_biases import slope_cause
 from veriformer.properties.subject.subject import Subject
-from veriformer.reference.position_bias import alibi_slopes
 
 _WIDE = (64, 128, 96, 256, 512, 1024)
 _ODD = (7, 33, 5, 65, 127, 3, 511)
@@ -354,9 +354,10 @@ def _judge_slopes(case: Case, built: Built | None, length: int, counting: Counti
     past = torch.arange(length) <= rows[:, None]
     here = bias[:, rows].double()
     own = here.gather(2, rows[None, :, None].expand(len(here), -1, 1))
-    slopes = torch.tensor(alibi_slopes(bias.shape[0]), dtype=torch.float64)
+    slopes = slopes_by(case.subject.fact("slopes"), bias.shape[0])
     expected = -slopes[:, None, None] * (rows[:, None] - torch.arange(length)).double()
     got = torch.where(past, here - own, 0)
+    seen = got[:, -1, -2] - got[:, -1, -3]
     # slope, distance and their product are rounded once each, with the constant of the row once more
     unit = max(epsilon(bias.dtype), epsilon(counting.dtype if counting else built.dtype))
     bound = 4 * unit * (expected.abs() + own.abs()) + 1e-9
@@ -366,11 +367,9 @@ def _judge_slopes(case: Case, built: Built | None, length: int, counting: Counti
         f"with {len(slopes)} heads and {length} positions the bias is not that of the published slopes"
         + (f" {counting}" if counting else ""),
         bound=bound,
-        asks=_ANSWER if counting else None,
+        asks=_ANSWER if counting else ("slopes", "geometric") if is_geometric(seen) else None,
         cause=lambda: (
-            distance_cause(got, slopes, rows, counting.dtype, bound)
-            if counting
-            else slope_cause(got[:, -1, -2] - got[:, -1, -3], slopes)
+            distance_cause(got, slopes, rows, counting.dtype, bound) if counting else slope_cause(seen, slopes)
         ),
     )
     case.witness()

@@ -225,7 +225,10 @@ def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
     heads = len(slopes)
     index = torch.arange(1, heads + 1, dtype=torch.float64)
     for words, guess in (
-        ("2^(-8i/h) although h is no power of two", 2.0 ** (-8 * index / heads)),
+        (
+            "2^(-8i/h) although h is no power of two",
+            2.0 ** (-8 * index / heads),
+        ),
         ("2^(-8i/h) with i from 0: the first slope is 1", 2.0 ** (-8 * (index - 1) / heads)),
         ("the negative of the right ones: further is favoured", -expected),
         ("those of the paper in the reverse order of heads", expected.flip(0)),

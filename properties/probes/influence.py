@@ -38,7 +38,7 @@ def what_reaches_what(bench: Workbench) -> Iterator[Finding]:
     causal = not bool(influence.triu(1).any())
     prefix = _prefix(influence)
     yield Finding("causal", causal or bool(prefix), _reach(influence, prefix), asks=_partly_blind(influence, prefix))
-    if prefix and subject.fact("causal") is not True:  # what was declared is judged: a prefix is declared beside it
+    if prefix and subject.declares.get("causal") is not True:  # what was declared is judged: a prefix stands beside it
         seen = f"the first {prefix} positions see one another both ways, later ones the past"
         question = Question("causality.no-future-influence", f"{seen}: a leak, or a prefix?", f"prefix={prefix}")
         yield Finding("prefix", prefix, seen, asks=question)

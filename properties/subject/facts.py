@@ -140,6 +140,11 @@ FACTS: Mapping[str, Fact] = {
         _size("min_length", "shortest supported sequence, of every sequence that it takes"),
         _size("max_len", "longest supported sequence"),
         _one_of("beyond_max_len", ("works", "error"), "what happens past max_len"),
+        _one_of(
+            "slopes",
+            ("interleaved", "geometric"),
+            "ALiBi's of heads that are no power of two: of two powers (the authors' code, default), or 2^(-8i/h)",
+        ),
         _flag("bidirectional", "a relative bias tells the past from the future"),
         _size("num_buckets", "number of T5 buckets"),
         _size("max_distance", "distance from which T5 buckets saturate"),

@@ -285,7 +285,7 @@ def plain_beyond_eight() -> Subject:
         slopes = alibi_slopes(heads) if heads <= limit else [2.0 ** (-8.0 * i / heads) for i in range(1, heads + 1)]
         return -torch.tensor(slopes)[:, None, None] * (t - s).abs()
 
-    return _bias(bias, positions="alibi")
+    return _bias(bias, positions="alibi", slopes="interleaved")
 
 
 @fault(

@@ -298,9 +298,9 @@ def _bias(function: Any, **facts: Any) -> Subject:
     return Subject(kind="position_bias", forward=forward, declares=facts)
 
 
-def _alibi(slopes: list[float], sign: float = -1.0) -> Subject:
-    slopes, sign = put((slopes, sign), instead_of=(alibi_slopes(len(slopes)), -1.0))
-    return _bias(lambda t, s: sign * torch.tensor(slopes)[:, None, None] * (t - s).abs(), positions="alibi")
+def _alibi(values: list[float], sign: float = -1.0, **declares: str) -> Subject:
+    values, sign = put((values, sign), instead_of=(alibi_slopes(len(values)), -1.0))
+    return _bias(lambda t, s: sign * torch.tensor(values)[:, None, None] * (t - s).abs(), positions="alibi", **declares)
 
 
 @fault(
@@ -321,7 +321,7 @@ def absolute_bias() -> Subject:
     cause="no power of two",
 )
 def plain_slopes() -> Subject:
-    return _alibi([2.0 ** (-8.0 * i / 6) for i in range(1, 7)])
+    return _alibi([2.0 ** (-8.0 * i / 6) for i in range(1, 7)], slopes="interleaved")
 
 
 @fault("RB02", "ALiBi slopes start at 2^0", killed_by=("alibi.slopes",), cause="i from 0")

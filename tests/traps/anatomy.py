@@ -50,6 +50,19 @@ def gain_from_one() -> Subject:
     )  # fmt: skip
 
 
+@trap("anatomy-norm-closes", "A norm closes each layer, and the next begins with its own", "architecture of Conformer")
+def norm_that_closes() -> Subject:
+    class Block(PreNorm):
+        def __init__(self, c: DrawnConfig) -> None:
+            super().__init__(c, Attention(c, causal=False))
+            self.last = nn.LayerNorm(c.d_model)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.last(super().forward(x, mask))  # type: ignore[no-any-return]
+
+    return encoder(Block, norm="layer", norm_placement="other", structure="other")
+
+
 @trap("anatomy-head-loop", "Heads are computed one after another, all scores before all outputs", "course notes")
 def loop_over_heads() -> Subject:
     class Loop(Attention):
@@ -119,7 +132,7 @@ def scaled_before() -> Subject:
     return encoder(lambda c: PreNorm(c, Before(c, causal=False)), attention_scale="1/sqrt(d_head)")
 
 
-@trap("anatomy-baddbmm", "baddbmm adds the slopes and scales by its alpha", "architecture of BLOOM")
+@trap("anatomy-baddbmm", "baddbmm adds the slopes 2^(-8i/h) and scales by its alpha", "architecture of BLOOM")
 def baddbmm() -> Subject:
     class Added(Attention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -134,11 +147,9 @@ def baddbmm() -> Subject:
             weights = hidden(scores.unflatten(0, (len(x), -1)), mask, self.causal).softmax(-1)
             return self.o((weights @ v).transpose(1, 2).flatten(2))
 
-    subject = decoder(lambda c: PreNorm(c, Added(c, causal=True)), positions="alibi", padding_side="both")
-    return Subject(
-        kind="decoder", build=subject.build, forward=subject.forward, declares=subject.declares,
-        domain={"num_heads": [1, 2, 4]},
-    )  # fmt: skip
+    return decoder(
+        lambda c: PreNorm(c, Added(c, causal=True)), positions="alibi", slopes="geometric", padding_side="both"
+    )
 
 
 class _Turning(Attention):

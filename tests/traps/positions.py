@@ -85,6 +85,17 @@ def twelve_heads() -> Subject:
     return Subject(kind="position_bias", forward=forward, declares={"positions": "alibi"})
 
 
+@trap(
+    "alibi-geometric", "Slopes of 12 heads are 2^(-8i/12)", "Press et al. 2022, section 3"
+)
+def twelve_heads_by_the_text() -> Subject:
+    def forward(m: Any, query_len: int, key_len: int) -> Tensor:
+        distance = (torch.arange(query_len)[:, None] - torch.arange(key_len)).abs()
+        return -(2.0 ** (-8 * torch.arange(1, 13) / 12))[:, None, None] * distance
+
+    return Subject(kind="position_bias", forward=forward, declares={"positions": "alibi", "slopes": "geometric"})
+
+
 @trap("T32", "Learned positions start at row 2", "huggingface/transformers#15292")
 def offset_rows() -> Subject:
     return Subject(
