@@ -263,7 +263,8 @@ def an_empty_row_harms_nobody(case: Case) -> None:
         case.finite(others, "another row became NaN because one row may attend to no key")
         if case.subject.fact("empty_row") == "nan":
             continue
-        case.finite(output, "a query that may attend to no key gives NaN", asks=("empty_row", "nan"))
+        narrow = ("half_precision", False) if path.autocast else None  # a constant in place of -inf, too large for it
+        case.finite(output, "a query that may attend to no key gives NaN", asks=narrow or ("empty_row", "nan"))
         if case.subject.fact("empty_row") == "zeros" and case.subject.kind == "attention":  # modules add a bias
             case.exact(
                 output[empty], torch.zeros_like(output[empty]), "an empty row is declared to give zeros and does not"

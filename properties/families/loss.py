@@ -20,7 +20,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.loss_halves import sums_do_not_stick
 from veriformer.properties.families.loss_rows import every_chunk_counts
-from veriformer.properties.formulas.losses import accumulation_cause, loss_cause
+from veriformer.properties.formulas.losses import accumulation_cause, loss_cause, terms_beside
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)
@@ -147,24 +147,35 @@ def _cause(case: Case, built: Built, logits: Tensor, labels: Tensor, got: Tensor
     for words, value in values.items():
         if abs(float(value) - float(got)) <= _bound(logits) * max(1, counted):
             return words
-    sharp = oracle(logits, labels, 0.0, ignore)
-    spread = (oracle(logits, labels, 0.5, ignore) - sharp) / 0.5  # the loss is linear in eps
-    found = (float(got) - float(sharp)) / float(spread) if float(spread) else 0.0
-    may_be_padding = case.subject.fact("ignore_index") is None and bool((labels >= 0).all())
-    for label in range(logits.shape[-1]) if may_be_padding else ():
-        if abs(float(oracle(logits, labels, eps, label)) - float(got)) <= _bound(logits) * max(1, counted):
-            return f"label {label} is not counted (declare ignore_index={label} if that is meant)"
-        moved = float(oracle(logits[:, :-1], labels[:, 1:], eps, label))
-        if abs(moved - float(got)) <= _bound(logits) * max(1, counted):
-            told = f"declare ignore_index={label} and shifts_labels=True if that is meant"
-            return f"the labels are moved by one, and label {label} is not counted ({told})"
-    more = float(loss_oracle(logits, labels, eps, ignore, 1.0)) - float(loss_oracle(logits, labels, eps, ignore))
-    added = (float(got) - float(loss_oracle(logits, labels, eps, ignore))) / more
-    if 1e-6 < added < 0.1 and abs(added - float(f"{added:.1g}")) < 1e-3 * added + _bound(logits) / more:
-        return f"{added:.1g} times the square of log Z is added (declare z_loss={added:.1g} if that is meant)"
-    if 0.005 < found < 0.6 and abs(found - round(found, 2)) < 1e-4:
-        return f"there is label smoothing of {found:.2g} (declare label_smoothing={found:.2g} if that is meant)"
-    return where_a_loss_is_wrong(case, built)
+    return _undeclared_terms(case, built) or where_a_loss_is_wrong(case, built)
+
+
+def _undeclared_terms(case: Case, built: Built) -> str | None:
+    """Name what is beside the likelihood in a loss of which nothing says so: it may be meant."""
+    fact, device, vocabulary = case.subject.fact, case.bench.device, built.config.vocab_size
+    declared = {"label_smoothing": 0.0, "z_loss": 0.0, "ignore_index": -100, "shifts_labels": False}
+    by_name = {name: fact(name) for name in declared if fact(name) is not None}
+    with off_the_record(case):
+        found = terms_beside(
+            lambda logits, labels: case.call(built, logits.to(device), labels.to(device)).reshape(()),
+            vocabulary,
+            built.dtype,
+            ignored=[_ignore(case.subject), *(range(vocabulary) if fact("ignore_index") is None else ())],
+            shifts=(0, 1) if fact("shifts_labels") is None else (int(fact("shifts_labels")),),
+        )
+    if found is None:
+        return None
+    words = (
+        f"there is label smoothing of {found[0]:g}",
+        f"{found[1]:g} times the square of log Z is added",
+        f"label {found[2]} is not counted",
+        "the labels are moved by one",
+    )
+    own = dict(zip(declared, (*found[:3], bool(found[3])), strict=True))
+    other = {name: told for name, told in zip(declared, words, strict=True) if own[name] != (declared | by_name)[name]}
+    told = [f"{t}, where {by_name[n]!r} is declared" if n in by_name else t for n, t in other.items()]
+    meant = ", ".join(f"declare {name}={own[name]!r}" for name in other if name not in by_name)
+    return (" and ".join(told) + f" ({meant} if that is meant)" * bool(meant)) or None
 
 
 @holds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -174,6 +175,48 @@ def loss_cause(
         }
         left = fits if left is None else left & fits
     return left.pop() if left is not None and len(left) == 1 and "" not in left else None
+
+
+def terms_beside(
+    loss: Loss, vocabulary: int, dtype: torch.dtype, *, ignored: Sequence[int], shifts: Sequence[int]
+) -> tuple[float, float, int, int] | None:
+    """Return what a loss is made of besides the likelihood: the smoothing, the z-loss, the label left out, the shift.
+
+    The loss is linear in both shares, so that six inputs tell them, and whether they are all that it has.
+
+    Args:
+        loss: the subject's.
+        vocabulary: of its labels.
+        dtype: of its logits.
+        ignored: labels that may be left out, the likeliest first.
+        shifts: by which labels may be moved.
+
+    Returns:
+        None where no such sum gives the subject's numbers.
+    """
+    generator = torch.Generator().manual_seed(7)
+    drawn = [
+        (
+            torch.randn(2, 8, vocabulary, generator=generator, dtype=torch.float64).to(dtype) * 3,
+            torch.randint(0, vocabulary, (2, 8), generator=generator),
+        )
+        for _ in range(6)
+    ]
+    got = torch.tensor([float(loss(*pair).detach().double()) for pair in drawn], dtype=torch.float64)
+    bound = 256 * epsilon(dtype) * float(got.abs().amax().clamp(min=1))
+    for ignore, shift in itertools.product(ignored, shifts):
+        terms = [_Terms(*pair, ignore, shift) for pair in drawn]
+        means = [[t.sum(x) / t.counted for x in (t.nll, t.smooth, t.logits.logsumexp(-1).square())] for t in terms]
+        table = torch.tensor(means, dtype=torch.float64)
+        sides = torch.stack([table[:, 1] - table[:, 0], table[:, 2]], 1)
+        shares = torch.linalg.lstsq(sides, (got - table[:, 0])[:, None]).solution[:, 0]
+        if not bool((sides @ shares - (got - table[:, 0])).abs().amax() <= bound):
+            continue
+        smoothing, z_loss = (float(f"{share:.3g}") for share in shares.tolist())
+        smoothing, z_loss = (0.0 if abs(x) < 1e-6 else x for x in (smoothing, z_loss))
+        if 0 <= smoothing < 0.6 and 0 <= z_loss < 0.1:
+            return smoothing, z_loss, ignore, shift
+    return None
 
 
 def wrong_labels(loss: Loss, vocabulary: int, dtype: torch.dtype, *, formula: Loss, shift: int) -> str | None:

@@ -214,12 +214,15 @@ class Judge:
             again = self._judged_with(prop, {fact: value})
             silenced = again.outcome == NOT_APPLICABLE and (fact in own or fact not in SILENCING)
             if again.outcome == PASS or silenced:
-                return answered_by(result, fact, value)
+                return answered_by(result, **{fact: value})
             more = {k: v for k, v in suggested(again).items() if k != fact and self.subject.fact(k) is None}
             if again.outcome == FAIL and any(
                 self._judged_with(prop, {fact: value, k: v}).outcome == PASS for k, v in more.items()
             ):
-                return answered_by(result, fact, value)  # the other is asked for once this one is answered
+                return answered_by(result, **{fact: value})  # the other is asked for once this one is answered
+        together = {k: v for k, v in own.items() if self.subject.fact(k) is None}
+        if len(together) > 1 and self._judged_with(prop, together).outcome == PASS:
+            return answered_by(result, **together)
         return result
 
     def _judged_with(self, prop: Property, facts: Mapping[str, Any]) -> Result:

@@ -63,9 +63,10 @@ def suggested(result: Result) -> dict[str, Any]:
     return found
 
 
-def answered_by(result: Result, fact: str, value: Any) -> Result:
-    """Return a failure as the question that a fact would answer, since with the fact it does not occur."""
-    return _open(result, f"{result.reason}: a defect, or by design?", f"{fact}={value!r}")
+def answered_by(result: Result, **facts: Any) -> Result:
+    """Return a failure as the question that facts would answer, since with them it does not occur."""
+    declare = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
+    return _open(result, f"{result.reason}: a defect, or by design?", declare)
 
 
 def _open(result: Result, text: str, declare: str) -> Result:
