@@ -48,6 +48,7 @@ def not_carried(module: nn.Module, twin: nn.Module) -> str | None:
     """Name a tensor that a copy of a model has not taken over, and why: it is in no state dict, or no buffer at all."""
     kept, parts = set(module.state_dict()), dict(twin.named_modules())
     own = {name: id(x) for name, x in (*module.named_parameters(), *module.named_buffers())}
+    changed: list[tuple[str, Tensor, object]] = []
     for path, part in module.named_modules():
         before = f"{path}." if path else ""
         held = {**vars(part), **part._buffers, **part._parameters}
@@ -59,12 +60,70 @@ def not_carried(module: nn.Module, twin: nn.Module) -> str | None:
                 continue
             name = f"{before}{label}"
             if name in kept:
+                changed.append((name, one, other))
                 continue
             if isinstance(one, nn.Parameter):
                 return _saved_otherwise(name, one, other)
             where = "a buffer with persistent=False" if name in own else "an attribute, neither parameter nor buffer"
             return f"{name} is {where}: it is in no state dict, and another model has its own, drawn or computed anew"
+    return _comes_back_changed(changed)
+
+
+def _comes_back_changed(changed: list[tuple[str, Tensor, object]]) -> str | None:
+    """Say what becomes of the numbers that stand in the state dict and come back as others."""
+    told: dict[str, list[str]] = {}
+    for name, one, other in changed:
+        told.setdefault(_change(one, other), []).append(name)
+    if not told:
+        return None
+    change, names = max(told.items(), key=lambda item: len(item[1]))
+    more = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more} {'come' if more else 'comes'} back {change}: what loading does to it (a hook, "
+        "_load_from_state_dict, a conversion of older checkpoints) is done to a state dict of its own too"
+    )
+
+
+def _change(one: Tensor, other: object) -> str:
+    if not isinstance(other, Tensor) or other.shape != one.shape or not one.is_floating_point():
+        return "as another tensor"
+    a, b = one.detach().double().flatten(), other.detach().double().flatten()
+    near, apart = 1e-6 * float(a.abs().amax().clamp(min=1e-6)), b - a
+    if float((apart - apart[0]).abs().amax()) <= near:
+        return f"{'larger' if apart[0] > 0 else 'smaller'} by {abs(float(apart[0])):.4g}"
+    factor = float(a @ b) / max(float(a @ a), 1e-300)
+    if float((b - factor * a).abs().amax()) <= near and factor:
+        return f"{factor:.4g} times as large"
+    if one.ndim == 2 and one.shape[0] == one.shape[1] and torch.equal(one.T, other):
+        return "transposed"
+    if torch.equal(a.sort().values, b.sort().values):
+        return "with its numbers in another order"
+    if float(apart.abs().amax()) <= 1e-2 * float(a.abs().amax()):
+        return "rounded to fewer bits"
+    return "as it was before loading, or as another"
+
+
+def made_at_a_call(called: nn.Module, uncalled: nn.Module) -> str | None:
+    """Name what a model holds since it was called, beside what it was built with: it was made of the weights then."""
+    kept = set(called.state_dict())
+    for (path, part), (_, new) in zip(called.named_modules(), uncalled.named_modules(), strict=False):
+        before = {**vars(new), **new._buffers, **new._parameters}
+        for label, value in {**_attributes(part), **part._buffers}.items():
+            name = f"{path}.{label}".lstrip(".")
+            if _holds_tensors(value) and not _holds_tensors(before.get(label)) and name not in kept:
+                return f"{name} was made of the weights at the first call and is kept: it is not made anew of new ones"
     return None
+
+
+def _attributes(part: nn.Module) -> dict[str, object]:
+    own = ("_parameters", "_buffers", "_modules")
+    return {name: value for name, value in vars(part).items() if name not in own and not name.endswith("_hooks")}
+
+
+def _holds_tensors(value: object) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(_holds_tensors(x) for x in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
 
 
 def _saved_otherwise(name: str, one: Tensor, other: object) -> str:

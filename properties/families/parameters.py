@@ -25,6 +25,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.dead_parts import dead_part, moved_by, tables_of_no_effect, whole_matrices_learn
+from veriformer.properties.families.parameters_renewed import new_weights_are_taken
 from veriformer.properties.families.vocabulary_matrices import (
     counts_wrongly,
     matrices,
@@ -129,7 +130,7 @@ def nothing_is_left_behind(case: Case) -> None:
     """A layer in a Python list is in no state dict; a tensor in an attribute stays when the model moves. What refuses
     to be copied or pickled (a class defined inside a function, a parametrised or a scripted module, one that keeps a
     tensor with a graph) is judged by its state dict alone. A template whose own parameters the output does not depend
-    on, as functional_call has it, is no part of the model.
+    on, as functional_call has it, is no part of the model. Weights that are loaded after a call are those computed by.
     """
     built = case.built()
     module = _is_module(case, built)
@@ -153,8 +154,12 @@ def nothing_is_left_behind(case: Case) -> None:
         moved = case.copy_of(built).module
         case.apply(move, moved, wide, built.dtype)
         twins.append(("moving to another dtype and back", moved))
+
+    def fresh() -> nn.Module:
+        return _is_module(case, case.bench.pool.fresh(built.config, built.dtype, raw=True, seed=_ANOTHER_SEED))
+
     if case.subject.build is not None:
-        other = _is_module(case, case.bench.pool.fresh(built.config, built.dtype, raw=True, seed=_ANOTHER_SEED))
+        other = fresh()
         try:
             case.apply(load_into, other, module)
         except RuntimeError as problem:
@@ -171,6 +176,8 @@ def nothing_is_left_behind(case: Case) -> None:
             after, before, f"{way} changes the output", constants_allowed=True,
             cause=lambda twin=twin: not_carried(module, twin),  # type: ignore[misc]
         )  # fmt: skip
+    if case.subject.build is not None:
+        new_weights_are_taken(case, built, module, inputs, fresh, load_into)
     case.witness()
 
 

@@ -85,9 +85,7 @@ def twelve_heads() -> Subject:
     return Subject(kind="position_bias", forward=forward, declares={"positions": "alibi"})
 
 
-@trap(
-    "alibi-geometric", "Slopes of 12 heads are 2^(-8i/12)", "Press et al. 2022, section 3"
-)
+@trap("alibi-geometric", "Slopes of 12 heads are 2^(-8i/12)", "Press et al. 2022, section 3")
 def twelve_heads_by_the_text() -> Subject:
     def forward(m: Any, query_len: int, key_len: int) -> Tensor:
         distance = (torch.arange(query_len)[:, None] - torch.arange(key_len)).abs()

@@ -11,6 +11,7 @@ from torch.nn import functional
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.config import Config
 from veriformer.reference.model import build
+from veriformer.tests.mutants.renewed import JoinedOnce, joined
 from veriformer.tests.traps import trap
 
 
@@ -195,3 +196,8 @@ def dropped_branches() -> Subject:
         build=lambda c: Layer(c.d_model, c.num_heads, c.d_ff, c.dropout),
         forward=lambda m, x: m(x),
     )
+
+
+@trap("style-joined-matrices", "Matrices are joined for inference, and anew where the weights changed", "own")
+def joined_by_version() -> Subject:
+    return joined(JoinedOnce)
