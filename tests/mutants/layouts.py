@@ -243,3 +243,32 @@ def residual_before_the_norm() -> Subject:
             return self.norm2(self.change(self.norm1(summed)) + summed)
 
     return layer(Wrong, causal=False, positions="none", norm="layer", norm_placement="post", residual=True)
+
+
+@fault(
+    "grouped-folded-mask",
+    "Heads of a group are folded into the time axis head by head, the rows of the mask query by query",
+    killed_by=("attention.tiles",),
+    cause="a query gets the mask of another",
+)
+def folded_mask() -> Subject:
+    axis = put(2, instead_of=1)
+
+    def forward(m: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, causal: bool = False) -> Tensor:
+        (_, heads, length, width), groups, keys = q.shape, k.shape[1], k.shape[2]
+        each = heads // groups
+        allow = torch.ones(len(q), 1, length, keys, dtype=torch.bool)
+        allow = allow.tril(keys - length) if causal else allow
+        if attention_mask is not None:
+            allow = allow & (attention_mask if attention_mask.ndim == 4 else attention_mask[:, None])
+        rows = allow[:, 0].unsqueeze(axis).repeat_interleave(each, axis).flatten(1, 2)[:, None]  # [B, 1, R T, S]
+        scores = q.unflatten(1, (groups, each)).flatten(2, 3) @ k.mT * width**-0.5
+        weights = scores.masked_fill(~rows, torch.finfo(q.dtype).min).softmax(-1) * rows
+        return (weights @ v).unflatten(2, (each, length)).flatten(1, 2)
+
+    return Subject(
+        kind="attention",
+        forward=forward,
+        mask_forms=("pairwise",),
+        declares={"grouped_queries": True, "empty_row": "zeros", "causal_alignment": "bottom-right"},
+    )

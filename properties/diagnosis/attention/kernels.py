@@ -111,14 +111,22 @@ def _ladder(kernel: _Kernel) -> Iterator[tuple[str, Sizes]]:
     yield "with more than one sample", replace(plain, batch=2)
     yield "with more than one sample and more than one head", replace(plain, batch=2, heads=2, groups=2)
     grouped = replace(plain, heads=4, groups=2)
-    if not kernel.has_own_sizes and kernel.output(grouped) is not None:
+    shares = not kernel.has_own_sizes and kernel.output(grouped) is not None
+    if shares:
         yield "where heads share keys and values", grouped
     masks = subject.takes_mask("pairwise") or subject.takes_mask("padding")
     if masks:
         yield from _with_masks(kernel, replace(plain, masked=True), "where a mask is given")
+    if masks and shares:
+        yield "where a mask is given and heads share keys and values", replace(grouped, masked=True, queries=5, keys=6)
     if subject.accepts("causal"):
         causal = replace(plain, causal=True)
         yield "with causal=True", replace(square, causal=True)
+        if shares:
+            yield (
+                "with causal=True and heads that share keys and values",
+                replace(grouped, causal=True, queries=5, keys=5),
+            )
         if masks:
             yield "where a mask and causal=True are given together", replace(square, causal=True, masked=True)
         yield from kernel.first_wrong("both", replace(square, causal=True), "with causal=True ")

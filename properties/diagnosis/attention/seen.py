@@ -97,6 +97,7 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
                 "is to be repeated for its heads (repeat_interleave)",
                 tiled & combine,
             )
+    yield from _folded(read)
     if read.is_causal:
         others = everything if read.mask is None else read.mask.expand(read.scores.shape)
         if queries != keys:
@@ -130,6 +131,22 @@ def _other_masks(read: Read) -> Iterator[tuple[str, Tensor]]:
             for t in range(queries):
                 local[:, :, t] = torch.arange(keys) <= t - starts[t]
             yield f"{told} made from the place in the block: without the block's offset", local & others
+
+
+def _folded(read: Read) -> Iterator[tuple[str, Tensor]]:
+    """Yield masks whose rows lie in another order than those of queries whose heads are folded into the time axis."""
+    _, heads, queries, _ = read.scores.shape
+    each = heads // read.weights.shape[4]
+    if each < 2 or queries < 2:
+        return
+    of, at = torch.arange(heads)[:, None] % each, torch.arange(queries)[None]
+    told = "where heads that share keys are folded into the queries' axis, queries lie"
+    for words, row in (
+        (f"{told} head by head and the rows of the mask query by query", (of * queries + at) // each),
+        (f"{told} query by query and the rows of the mask head by head", (at * each + of) % queries),
+    ):
+        rows = read.allow.gather(2, row[None, :, :, None].expand(read.allow.shape))
+        yield f"{words}: a query gets the mask of another", rows
 
 
 def _hidden_scores(read: Read) -> str | None:
