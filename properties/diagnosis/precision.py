@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,3 +122,45 @@ def precision_cause(case: Case, problem: Violation) -> str | None:
             f"{plain.angle * eps / 2:.2g} radians: positions and frequencies belong in float32 until then"
         )
     return None
+
+
+_ENDS = ("sin", "cos", "sin_", "cos_", "sincos", "polar", "exp", "complex")
+_CASTS = ("to", "type", "bfloat16", "half", "type_as", "__getitem__")
+
+
+class AngleWatch(TorchFunctionMode):
+    """Notes the first operation before sines and cosines that gives numbers of 16 bits of wider ones.
+
+    Attributes:
+        seen: what it is, in words; "" for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.is_over = "", False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        self.is_over |= name in _ENDS
+        if self.is_over or self.seen or not isinstance(result, Tensor):
+            return result
+        given = [x.dtype for x in args if isinstance(x, Tensor)]
+        half = (torch.bfloat16, torch.float16)
+        if result.dtype in half and given and not any(dtype in half for dtype in given):
+            dtype = str(result.dtype).removeprefix("torch.")
+            told = f"are cast to {dtype} by `{name}`"
+            if name not in _CASTS:
+                told = f"go through a matrix product (`{name.strip('_')}`), which autocast computes in {dtype}"
+            self.seen = f"before sines and cosines are taken, positions or frequencies {told}"
+        return result
+
+
+def angles_in_half(run: Callable[[], object]) -> str | None:
+    """Say where a rotation's angles come to be of 16 bits; None where they do not before sines and cosines.
+
+    Args:
+        run: turns vectors, under autocast where that is in question.
+    """
+    with AngleWatch() as watch, torch.no_grad():
+        run()
+    return watch.seen or None

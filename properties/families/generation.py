@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
@@ -256,8 +257,52 @@ def _other(
             row = _last(case, built, context) * scale
             near = _probabilities(row, temperature, top_k, got)
             if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
-                return f"it draws from what the model says behind {told}"
+                because = _undone(case, built, own, temperature, top_k) if told.endswith("temperature 1") else ""
+                return f"it draws from what the model says behind {told}{because}"
         return _of_the_batch(case, built, own, got, temperature, top_k)
+
+
+class _Divided(TorchFunctionMode):
+    """Notes whether something is divided or multiplied by a number, and whether that is a row of probabilities."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number, self.probabilities, self.others = number, 0, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "").strip("_") in (
+            "div",
+            "div_",
+            "truediv",
+            "itruediv",
+            "true_divide",
+            "mul",
+            "mul_",
+        ):
+            x, *by = args
+            if any(_is_number(b, (self.number, 1 / self.number)) for b in by) and isinstance(x, Tensor):
+                sums = x.detach().double().sum(-1)
+                is_one = bool((x >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
+                self.probabilities, self.others = self.probabilities + is_one, self.others + (not is_one)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_number(value: Any, wanted: tuple[float, float]) -> bool:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = float(value)
+    return isinstance(value, int | float) and any(abs(value - w) < 1e-6 * abs(w) for w in wanted)
+
+
+def _undone(case: Case, built: Built, context: Tensor, temperature: float | None, top_k: int | None) -> str:
+    """Say why a temperature changes nothing: where it is divided by, if it is."""
+    given: dict[str, Any] = {n: v for n, v in (("temperature", temperature), ("top_k", top_k)) if v is not None}
+    if temperature is None or temperature == 1:
+        return ""
+    with _Divided(temperature) as seen:
+        case.ask("sampling", context, 1, built=built, **given)
+    if seen.probabilities:
+        return f": {temperature:g} divides the probabilities, behind the softmax, where normalising undoes it"
+    return "" if seen.others else f": nothing is divided by the temperature that is given, {temperature:g}"
 
 
 def _of_the_batch(

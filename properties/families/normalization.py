@@ -286,10 +286,14 @@ def _overflow(case: Case, built: Built) -> str | None:
     first, largest = wrong[0]
     squares = (x.double() * first).square()
     small = squares / 4  # at the last size that is right
-    summed = bool(squares.sum() > _LARGEST_HALF > small.sum())
-    if not summed and not bool(squares.max() > _LARGEST_HALF > small.max()):
+    reached = (
+        ("the sum of squares exceeds", squares.sum(), small.sum()),
+        ("squares exceed", squares.amax(), small.amax()),
+        ("the mean of the squares, rounded to float16 before eps and the root, exceeds", squares.mean(), small.mean()),
+    )
+    what = next((words for words, now, before in reached if bool(now > _LARGEST_HALF > before)), None)
+    if what is None:
         return None
-    what = "the sum of squares exceeds" if summed else "squares exceed"
     gives = (
         "0" if largest < 1e-3 else "infinity" if largest == torch.inf else "NaN" if largest != largest else "another"
     )

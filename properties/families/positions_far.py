@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.measured import given_dtype
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.angles import (
     angle_bound,
     frequencies,
@@ -20,6 +21,7 @@ from veriformer.properties.definitions.angles import (
 )
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.definitions.slopes import is_geometric, slopes_by
+from veriformer.properties.diagnosis.precision import angles_in_half
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
@@ -290,6 +292,13 @@ def _judge_rotation(
     unit = epsilon(counting.dtype) if counting else epsilon(built.dtype)
     expected, bound = _turned(case, x.cpu(), at, layout, sign, unit)
     width = x.shape[-1]
+
+    def narrowed() -> str | None:
+        with off_the_record(case):
+            return (
+                angles_in_half(lambda: asked(case, built, x, at.to(x.device), counting=counting)) if counting else None
+            )
+
     case.close(
         got.double(),
         expected,
@@ -297,7 +306,9 @@ def _judge_rotation(
         + (f" {counting}" if counting else ""),
         bound=bound,
         asks=_ANSWER if counting else None,
-        cause=lambda: _rotation_cause(case, x.cpu(), got, at, layout, sign, bound),
+        cause=lambda: "; ".join(
+            filter(None, (_rotation_cause(case, x.cpu(), got, at, layout, sign, bound), narrowed()))
+        ),
     )
     case.witness()
     return True

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.diagnosis.precision import angles_in_half
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_mask
 from veriformer.properties.engine.property import holds
@@ -258,7 +260,13 @@ def angles_survive_autocast(case: Case) -> None:
     # float32 angles at p err by p omega (log(base) + 3) eps, of which the frequency's share cancels between neighbours;
     # what remains is the rounding of the angle itself, p eps, and of bfloat16 outputs, 2^-8
     bound = size * (4 * far * epsilon(torch.float32) + 4 * 2.0**-8)
-    case.close(got, expected, f"at position {far} neighbouring positions are no longer told apart as at 0", bound=bound)
+
+    def turned() -> None:
+        with torch.autocast(case.bench.device.type, dtype=torch.bfloat16), off_the_record(case):
+            rotating.at(x, torch.tensor([far]))
+
+    case.close(got, expected, f"at position {far} neighbouring positions are no longer told apart as at 0", bound=bound,
+               cause=lambda: angles_in_half(turned))  # fmt: skip
     case.witness()
 
 

@@ -72,6 +72,24 @@ def multiplied_by_the_temperature() -> Subject:
     return replace(decoder(None), cache=None, sampling=put(sampling, instead_of=right_sampling))
 
 
+@fault(
+    "sampling-behind-softmax",
+    "The temperature divides the probabilities, which what draws from them normalises again",
+    killed_by=("decoding.sampling",),
+    cause="divides the probabilities, behind the softmax",
+)
+def divided_behind_the_softmax() -> Subject:
+    def sampling(model: nn.Module, tokens: Tensor, steps: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        drawn = []
+        for _ in range(steps):
+            weights = model(tokens)[:, -1].softmax(-1) / temperature
+            drawn.append(weights / weights.sum(-1, keepdim=True))
+            tokens = torch.cat([tokens, drawn[-1].topk(2, dim=-1).indices[:, 1:]], dim=1)
+        return tokens, torch.stack(drawn, dim=1)
+
+    return replace(decoder(None), cache=None, sampling=put(sampling, instead_of=right_sampling))
+
+
 def _cut(logits: Tensor, top_k: int | None) -> Tensor:
     if top_k is None:
         return logits

@@ -356,7 +356,7 @@ def swapped_sign() -> Subject:
     "RP02",
     "Autocast silently lowers the frequency matmul",
     killed_by=("rotary.precision",),
-    cause="no longer told apart",
+    cause="which autocast computes in bfloat16",
 )
 def lowered_frequencies() -> Subject:
     class Rotary(nn.Module):
