@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,45 @@ def tying_cause(module: nn.Module, shape: tuple[int, int]) -> str | None:
                 return f"{other} is a copy of {name}: equal when built, but another parameter, and trained apart"
     names = " and ".join(name for name, _ in named[:3])
     return f"{names} are parameters of their own, unlike already when built: nothing ties them"
+
+
+@contextmanager
+def assignments() -> Iterator[list[tuple[nn.Module, str, Tensor | None]]]:
+    """Note which module is given which parameter under which name while the block runs, in order."""
+    noted: list[tuple[nn.Module, str, Tensor | None]] = []
+    register = nn.Module.register_parameter
+
+    def registering(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        noted.append((self, name, param))
+
+    nn.Module.register_parameter = registering  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def tie_broken(
+    module: nn.Module, shape: tuple[int, int], noted: list[tuple[nn.Module, str, Tensor | None]]
+) -> str | None:
+    """Say which of two matrices was given a new parameter after both had been one, while their model was built."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    holders: dict[int, set[str]] = {}
+    for part, label, parameter in noted:
+        if id(part) not in paths or parameter is None or tuple(parameter.shape) != shape:
+            continue
+        name = f"{paths[id(part)]}.{label}".lstrip(".")
+        tied = next((names for held, names in holders.items() if name in names and held != id(parameter)), set())
+        others = sorted(tied - {name})
+        if others and id(parameter) not in holders:
+            return (
+                f"{name} and {others[0]} were one parameter until {name} was given a new one: the tie was made before "
+                "this, and is broken by it (draw the weights first, or in place)"
+            )
+        tied.discard(name)
+        holders.setdefault(id(parameter), set()).add(name)
+    return None
 
 
 def untied_cause(module: nn.Module, shape: tuple[int, int]) -> str | None:

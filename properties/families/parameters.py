@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.registered import not_carried, tying_cause, untied_cause
+from veriformer.properties.causes.registered import assignments, not_carried, tie_broken, tying_cause, untied_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
 from veriformer.properties.engine.calling import has_graph
@@ -256,8 +256,11 @@ def tying_survives(case: Case) -> None:
 
 def _tying(case: Case, shape: tuple[int, int], wanted: int) -> str | None:
     """Look at a model as it is built, before its weights are drawn anew or trained."""
-    raw = case.bench.pool.fresh(case.config(), case.bench.pool.get(case.config(), torch.float32).dtype, raw=True)
-    return tying_cause(raw.module, shape) if wanted == 1 else untied_cause(raw.module, shape)
+    with assignments() as noted:
+        raw = case.bench.pool.fresh(case.config(), case.bench.pool.get(case.config(), torch.float32).dtype, raw=True)
+    if wanted != 1:
+        return untied_cause(raw.module, shape)
+    return tie_broken(raw.module, shape, noted) or tying_cause(raw.module, shape)
 
 
 def step(module: nn.Module, output: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from veriformer.properties.adapters.reference_models import facts_of, forward
@@ -83,6 +84,21 @@ def hidden_layers() -> Subject:
         built.stack.layers = Hidden(built.stack.layers)
 
     return model(change, _FACTS)
+
+
+@fault(
+    "tied-broken",
+    "The embedding is given a new parameter after the output projection was tied to the old one",
+    killed_by=("parameters.tied",),
+    cause="was given a new one: the tie was made before this",
+)
+def tie_before_weights() -> Subject:
+    def change(built: nn.Module) -> None:
+        tokens = built.embedding.tokens
+        built.output.weight = tokens.weight
+        tokens.weight = put(nn.Parameter(torch.randn_like(tokens.weight) * 0.02), instead_of=tokens.weight)
+
+    return model(change, {**_FACTS, "tied": True}, architecture="decoder", tied=True)
 
 
 @fault(
