@@ -27,6 +27,7 @@ from veriformer.properties.diagnosis.places.lookups import lookup_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
+from veriformer.properties.diagnosis.repairs.opinion import repair_of
 from veriformer.properties.diagnosis.unsteady import NOISY, UNSTEADY, noise_opinion, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
@@ -59,6 +60,10 @@ _EVERY = tuple(KINDS)
 _ORDINARY = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
 _WHOLE = ("encoder", "decoder", "encoder_decoder", "classifier")
 _FACT = re.compile(r"declare \w+=")
+_PLACE = re.compile(
+    r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
+)
+"""Of what tells where, or that, something goes wrong, and not what is done there: what mends it is told besides."""
 
 _OF_ROWS = (
     "attention.attends", "batch.", "dropout.mean", "ffn.position-wise", "norm.per-token", "numerics.stateless",
@@ -106,9 +111,12 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     if own and _FACT.search(own):
         return own  # the fact that takes the failure back is asked about
     told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
-    if told:
+    if told and not _PLACE.search(told):
         return told
     with off_the_record(case):
+        mended = answer_to(lambda: repair_of(prop, case))
+        if told or mended:
+            return "; ".join(part for part in (told, mended) if part)
         return answer_to(lambda: condition_of(prop, case)) or ""
 
 
