@@ -62,6 +62,7 @@ _WHOLE = ("encoder", "decoder", "encoder_decoder", "classifier")
 _FACT = re.compile(r"declare \w+=")
 _PLACE = re.compile(
     r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
+    r"|no bias, or one number|lost or hidden|is no rotation by"
 )
 """Of what tells where, or that, something goes wrong, and not what is done there: what mends it is told besides."""
 
@@ -108,15 +109,16 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     if told := _first_of(prop, case, problem, "first"):
         return told
     own = answer_to(problem.cause)
-    if own and _FACT.search(own):
-        return own  # the fact that takes the failure back is asked about
-    told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
+    is_asked = bool(own and _FACT.search(own))  # the fact that takes the failure back is asked about
+    told = own
+    if not is_asked:
+        told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
     if told and not _PLACE.search(told):
         return told
     with off_the_record(case):
-        mended = answer_to(lambda: repair_of(prop, case))
+        mended = answer_to(lambda: repair_of(prop, case, searches=not is_asked))
         if told or mended:
-            return "; ".join(part for part in (told, mended) if part)
+            return "; ".join(part for part in (mended, told) if part)
         return answer_to(lambda: condition_of(prop, case)) or ""
 
 

@@ -44,12 +44,13 @@ _KNOWN = ("tolerance", "floor", "first floor")
 Repair = tuple[Site, Slip]
 
 
-def repair_of(prop: Property, case: Case) -> str | None:
+def repair_of(prop: Property, case: Case, *, searches: bool = True) -> str | None:
     """Say which slip, undone, mends a failure, where this is so on one line alone, or on two.
 
     Args:
         prop: what failed.
         case: the smallest failing one.
+        searches: whether a slip is looked for that mended no other failure of the subject.
     """
     bench = case.bench
     if bench.pool.is_large or not prop.id.startswith(_MENDED):
@@ -58,7 +59,7 @@ def repair_of(prop: Property, case: Case) -> str | None:
     for found in known:
         if found and all(_holds(prop, case, repair) for repair in found):
             return _told(found)
-    if len(known) >= _SEARCHES:
+    if len(known) >= _SEARCHES or not searches:
         return None
     known.append([])
     known[-1] = _searched(prop, case)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.repairs.slips import Call, Slip, Undo, first_tensor, given, of_result
+from veriformer.properties.diagnosis.repairs.slips import Call, Slip, Undo, first_tensor, given, of_result, result_of
 
 
 def _turned_mask(place: int) -> Undo:
@@ -70,15 +70,30 @@ def _filled_otherwise(call: Call) -> Any:
     return func(x, given(call, 1, "pad"), value=0.0 if value else 1.0)
 
 
+def _zeros_kept(call: Call) -> Any:
+    """Leave tokens zero that were zeroed before a function that makes another number of 0."""
+    x, made = first_tensor(call), result_of(call)
+    if x is None or not x.is_floating_point() or not isinstance(made, Tensor) or x.ndim < 2:
+        return NotImplemented
+    if made.shape[:-1] != x.shape[:-1]:
+        return NotImplemented
+    hidden = (x == 0).all(-1, keepdim=True)
+    return made.masked_fill(hidden, 0.0) if bool(hidden.any()) and not bool(hidden.all()) else NotImplemented
+
+
 _TRUTHS = (
     "full", "ones", "zeros", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros", "full_like", "__eq__",
     "__ne__", "eq", "ne",
+)  # fmt: skip
+_OF_ZERO = (
+    "add", "__add__", "__radd__", "cos", "elu", "exp", "layer_norm", "linear", "sigmoid", "softplus", "softmax", "cosh",
 )  # fmt: skip
 _NOT = of_result(torch.logical_not, dtypes=(torch.bool,))
 
 SLIPS = (
     Slip(("masked_fill", "masked_fill_"), "the mask turned round", _turned_mask(1)),
     Slip(("pad",), "the mask filled up with the other truth value", _filled_otherwise),
+    Slip(_OF_ZERO, "tokens that the mask made zero before left zero", _zeros_kept),
     Slip(("where",), "the condition turned round", _turned_mask(0)),
     Slip(("__invert__", "logical_not", "bitwise_not"), "the mask as it was, not negated", _NOT),
     Slip(_TRUTHS, "its truth values negated", _NOT),

@@ -72,6 +72,18 @@ def _other_divisor(call: Call) -> Any:
     return NotImplemented if left or other == n or other < 1 else func(x, other)
 
 
+def _of_the_other_factor(call: Call) -> Any:
+    """Return the quotient by the other of two factors of a whole in place of the rest by the one, and back."""
+    func, args, _ = call
+    x, n = (*args, None, None)[:2]
+    if not isinstance(x, Tensor) or x.dtype not in INTEGERS or not isinstance(n, int) or n < 1 or not x.numel():
+        return NotImplemented
+    other, left = divmod(int(x.max()) + 1, n)
+    if left or other < 1:
+        return NotImplemented
+    return x % other if "div" in func.__name__ else torch.div(x, other, rounding_mode="floor")
+
+
 _FACTORS = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide")
 _QUOTIENTS = ("floor_divide", "__floordiv__", "remainder", "__mod__")
 _COUNTED = (
@@ -89,6 +101,7 @@ SLIPS = (
     Slip(_FACTORS, "that factor left out", _left_out),
     Slip((*_QUOTIENTS, "div"), "quotient and remainder exchanged", _rest_for_quotient),
     Slip(_QUOTIENTS, "the other factor of the whole as divisor", _other_divisor),
+    Slip(_QUOTIENTS, "quotient and remainder exchanged, by the other factor of the whole", _of_the_other_factor),
     Slip(_COUNTED, "one less", of_result(lambda x: x - 1, dtypes=INTEGERS)),
     Slip(_COUNTED, "one more", of_result(lambda x: x + 1, dtypes=INTEGERS)),
     Slip(("detach",), "no `detach`", lambda call: call[1][0]),
