@@ -62,7 +62,7 @@ _WHOLE = ("encoder", "decoder", "encoder_decoder", "classifier")
 _FACT = re.compile(r"declare \w+=")
 _PLACE = re.compile(
     r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
-    r"|no bias, or one number|lost or hidden|is no rotation by"
+    r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times"
 )
 """Of what tells where, or that, something goes wrong, and not what is done there: what mends it is told besides."""
 

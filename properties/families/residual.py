@@ -122,7 +122,8 @@ def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:
     if worst_difference(got, x).error < 1e-2 * size_of(x):
         return "the stream is not normalised: the layer is pre-LN"
     ratio = float((got.double() * x.double()).sum() / x.double().square().sum())
-    return f"the stream comes out {ratio:.3g} times as large"
+    again = ": it is added twice, by each of two branches or once more behind them" if abs(ratio - 2) < 1e-3 else ""
+    return f"the stream comes out {ratio:.3g} times as large{again}"
 
 
 @holds(

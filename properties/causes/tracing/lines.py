@@ -206,7 +206,8 @@ def line_of_code() -> tuple[str, int]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
         file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not file.endswith(_LIBRARY) and not file.startswith("<"):
+        is_other = file.startswith((*_OURS, "<")) or file.endswith(_LIBRARY) or "/einops/" in file
+        if not is_other:
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0

@@ -28,7 +28,7 @@ _SEARCHES = 2
 """Searches for one subject: what mends one failure is tried first on the next."""
 _GUARDS = (
     "numerics.finite", "attention.", "causality.", "padding.", "batch.", "permutation.", "positions.", "anatomy.",
-    "residual.", "decoding.cache", "layer.", "rotary.", "norm.", "ffn.", "embedding.",
+    "residual.", "decoding.cache", "layer.", "rotary.", "norm.", "ffn.", "embedding.", "parameters.all-used",
 )  # fmt: skip
 """Properties that held before and must hold still: a line that makes all outputs one mends much, and breaks these."""
 

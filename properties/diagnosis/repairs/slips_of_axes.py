@@ -68,6 +68,28 @@ def _untransposed(call: Call) -> Any:
     return x.clone() if x is not None and isinstance(made, Tensor) and made.shape == x.shape else NotImplemented
 
 
+def _einsum(operand: int, one: int, other: int) -> Undo:
+    """Exchange two letters of an operand of an einsum, or of its output (operand -1)."""
+
+    def undo(call: Call) -> Any:
+        func, args, kwargs = call
+        if not args or not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
+            return NotImplemented
+        inputs, output = args[0].replace(" ", "").split("->")
+        terms = [*inputs.split(","), output]
+        if operand >= len(terms) - 1:
+            return NotImplemented
+        letters = list(terms[operand])
+        if len(letters) <= max(one, other):
+            return NotImplemented
+        letters[one], letters[other] = letters[other], letters[one]
+        terms[operand] = "".join(letters)
+        return func(f"{','.join(terms[:-1])}->{terms[-1]}", *args[1:], **kwargs)
+
+    return undo
+
+
+_PLACES = ("output", "first operand", "second operand", "third operand")
 _PAIRS = tuple(combinations(range(5), 2))
 _REDUCED = ("sum", "mean", "cumsum", "argmax", "norm", "amax", "amin", "softmax", "log_softmax")
 
@@ -77,6 +99,11 @@ SLIPS = (
         for a, b in _PAIRS
     ),
     *(Slip(("reshape", "view"), f"axes {a} and {b} parted in the other order", _axes_behind(a, b)) for a, b in _PAIRS),
+    *(
+        Slip(("einsum",), f"axes {a} and {b} of the {_PLACES[n + 1]} exchanged", _einsum(n, a, b))
+        for n in (-1, 0, 1, 2)
+        for a, b in _PAIRS
+    ),
     Slip(_REDUCED, "the last axis", _over_axis(-1)),
     Slip(_REDUCED, "the last axis but one", _over_axis(-2)),
     Slip(("transpose", "permute", "swapaxes", "__get__"), "the tensor as it was, not transposed", _untransposed),

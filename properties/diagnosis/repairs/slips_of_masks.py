@@ -70,6 +70,24 @@ def _filled_otherwise(call: Call) -> Any:
     return func(x, given(call, 1, "pad"), value=0.0 if value else 1.0)
 
 
+def _flagged(call: Call) -> Any:
+    func, args, kwargs = call
+    if len(args) > 3 or kwargs.get("attn_mask") is not None:
+        return NotImplemented
+    return func(*args, **{**kwargs, "is_causal": not kwargs.get("is_causal", False)})
+
+
+def _mask_by_name(name: str) -> Undo:
+    def undo(call: Call) -> Any:
+        func, args, kwargs = call
+        mask = kwargs.get(name)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            return NotImplemented
+        return func(*args, **{**kwargs, name: ~mask})
+
+    return undo
+
+
 def _zeros_kept(call: Call) -> Any:
     """Leave tokens zero that were zeroed before a function that makes another number of 0."""
     x, made = first_tensor(call), result_of(call)
@@ -85,6 +103,7 @@ _TRUTHS = (
     "full", "ones", "zeros", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros", "full_like", "__eq__",
     "__ne__", "eq", "ne",
 )  # fmt: skip
+_ATTENTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")
 _OF_ZERO = (
     "add", "__add__", "__radd__", "cos", "elu", "exp", "layer_norm", "linear", "sigmoid", "softplus", "softmax", "cosh",
 )  # fmt: skip
@@ -93,6 +112,9 @@ _NOT = of_result(torch.logical_not, dtypes=(torch.bool,))
 SLIPS = (
     Slip(("masked_fill", "masked_fill_"), "the mask turned round", _turned_mask(1)),
     Slip(("pad",), "the mask filled up with the other truth value", _filled_otherwise),
+    Slip(("scaled_dot_product_attention",), "`is_causal` turned round", _flagged),
+    Slip(_ATTENTIONS, "its mask turned round", _mask_by_name("attn_mask")),
+    Slip(_ATTENTIONS, "its mask of padding turned round", _mask_by_name("key_padding_mask")),
     Slip(_OF_ZERO, "tokens that the mask made zero before left zero", _zeros_kept),
     Slip(("where",), "the condition turned round", _turned_mask(0)),
     Slip(("__invert__", "logical_not", "bitwise_not"), "the mask as it was, not negated", _NOT),

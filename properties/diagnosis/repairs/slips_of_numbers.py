@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veriformer.properties.diagnosis.repairs.slips import INTEGERS, Call, Slip, of_result
+from veriformer.properties.diagnosis.repairs.slips import INTEGERS, Call, Slip, Undo, of_result
 
 
 def _exchanged(call: Call) -> Any:
@@ -55,6 +55,16 @@ def _left_out(call: Call) -> Any:
     return args[0].clone()
 
 
+def _one_summand(place: int) -> Undo:
+    def undo(call: Call) -> Any:
+        a, b = (*call[1], None, None)[:2]
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape or not a.is_floating_point():
+            return NotImplemented
+        return (a, b)[place].clone()
+
+    return undo
+
+
 def _rest_for_quotient(call: Call) -> Any:
     x, n = (*call[1], None, None)[:2]
     if not isinstance(x, Tensor) or x.dtype not in INTEGERS or not isinstance(n, int) or n < 1:
@@ -97,6 +107,8 @@ SLIPS = (
     Slip(("maximum", "minimum", "amax", "amin", "max", "min"), "maximum and minimum exchanged", _other_extreme),
     Slip(("sin", "cos"), "sine and cosine exchanged", _other_wave),
     Slip(("var", "std"), "the other divisor (n or n - 1)", _other_variance),
+    Slip(("add", "__add__", "__radd__"), "the second summand left out", _one_summand(0)),
+    Slip(("add", "__add__", "__radd__"), "the first summand left out", _one_summand(1)),
     Slip(_FACTORS, "the inverse factor", _inverse_factor),
     Slip(_FACTORS, "that factor left out", _left_out),
     Slip((*_QUOTIENTS, "div"), "quotient and remainder exchanged", _rest_for_quotient),
