@@ -63,7 +63,7 @@ def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
         biased = [b for b in before if _is_row_shift(b, branch, total.output.shape[-1], seen.limit)]
         first = None
         for b in (branch, *turned_rows(branch, total.output), *biased):
-            for x, since, fit in _fits(y, streams, b, seen.limit):
+            for x, since, fit in _fitting(y, streams, b, seen.limit):
                 first = first or fit
                 if abs(fit[0] - 1) <= _ONE:
                     end, fit = _added_again(seen, [v for v in sums if v.when > total.when], x, b) or (total.when, fit)
@@ -87,10 +87,9 @@ def is_added(seen: Traced, made: Tensor, since: int, when: int, place: str) -> b
     later = [v for v in seen.values[when : when + _NEXT] if v.name == "add" and v.output.numel() == branch.numel()]
     streams = list(_streams(seen, since, branch.numel(), place)) if later else []
     return any(
-        True
+        list(_fitting(_flat(total.output), streams, b, seen.limit))
         for total in later
         for b in (branch, *turned_rows(branch, total.output))
-        for _ in _fits(_flat(total.output), streams, b, seen.limit)
     )
 
 
@@ -139,7 +138,7 @@ def _multiple(seen: Traced, x: Tensor, since: int, when: int) -> float:
     return 1.0
 
 
-def _fits(
+def _fitting(
     y: Tensor, streams: list[tuple[Tensor, int]], b: Tensor, limit: float
 ) -> Iterator[tuple[Tensor, int, tuple[float, float]]]:
     """Yield the streams of which a sum is made together with a branch, since when each is there, and both factors.

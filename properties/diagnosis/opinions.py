@@ -118,7 +118,7 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     with off_the_record(case):
         mended = answer_to(lambda: repair_of(prop, case, searches=not is_asked))
         if told or mended:
-            return "; ".join(part for part in (mended, told) if part)
+            return "; ".join(part for part in (told, mended) if part)
         return answer_to(lambda: condition_of(prop, case)) or ""
 
 

@@ -8,9 +8,8 @@ from torch import Tensor
 from veriformer.properties.anatomy.attention import Attention, followed, past
 from veriformer.properties.anatomy.flow import Flow, is_far
 from veriformer.properties.anatomy.traced import Traced
-from veriformer.properties.definitions.slopes import slopes_by
 from veriformer.properties.engine.case import Case
-from veriformer.properties.formulas.relative_biases import slope_cause
+from veriformer.properties.formulas.relative_biases import slope_cause, slopes_by
 
 _GEOMETRIC = ("slopes", "geometric")
 

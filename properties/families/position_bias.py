@@ -8,11 +8,10 @@ from torch import Tensor
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
-from veriformer.properties.definitions.slopes import is_geometric, slopes_by
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
-from veriformer.properties.formulas.relative_biases import bucket_cause, slope_cause
+from veriformer.properties.formulas.relative_biases import bucket_cause, is_geometric, slope_cause, slopes_by
 from veriformer.reference.position_bias import t5_bucket
 
 _KIND = ("position_bias",)

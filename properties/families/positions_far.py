@@ -20,14 +20,13 @@ from veriformer.properties.definitions.angles import (
     turned,
 )
 from veriformer.properties.definitions.rounding import epsilon
-from veriformer.properties.definitions.slopes import is_geometric, slopes_by
 from veriformer.properties.diagnosis.precision import angles_in_half
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
-from veriformer.properties.formulas.relative_biases import slope_cause
+from veriformer.properties.formulas.relative_biases import is_geometric, slope_cause, slopes_by
 from veriformer.properties.subject.subject import Subject
 
 _WIDE = (64, 128, 96, 256, 512, 1024)

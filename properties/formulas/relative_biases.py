@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from veriformer.reference.position_bias import t5_bucket
+from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 _RULE = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round}
 
@@ -252,3 +252,28 @@ def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
     if torch.allclose(slopes.sort().values, expected.sort().values, atol=1e-5):
         return "the slopes are those of the paper in another order of heads"
     return None
+
+
+def slopes_by(rule: str | None, num_heads: int) -> Tensor:
+    """Return the slope of each head.
+
+    Args:
+        rule: "geometric": 2^(-8 i / H), i = 1..H, of any number of heads; else the interleaving of two powers of two.
+        num_heads: H >= 1.
+
+    Returns:
+        float64 `[H]`.
+
+    Source: Press et al. 2022, section 3, has the geometric one for any H; its authors' code interleaves.
+
+    >>> slopes_by("geometric", 2).tolist() == slopes_by(None, 2).tolist() == [0.0625, 0.00390625]
+    True
+    """
+    if rule == "geometric":
+        return 2.0 ** (-8 * torch.arange(1, num_heads + 1, dtype=torch.float64) / num_heads)
+    return torch.tensor(alibi_slopes(num_heads), dtype=torch.float64)
+
+
+def is_geometric(slopes: Tensor) -> bool:
+    """Whether slopes `[H]` are 2^(-8 i / H), up to rounding in float32."""
+    return bool((slopes - slopes_by("geometric", len(slopes))).abs().amax() < 1e-5)

@@ -64,7 +64,7 @@ def module_scaled_by_model_width() -> Subject:
     "weights-unscaled",
     "The returned attention map is not the one that was used",
     killed_by=("attention.returned-weights",),
-    cause="not divided by sqrt(d_head)",
+    cause="not divided by sqrt(d_head)|that factor left out at heads.py",
 )
 def another_map() -> Subject:
     class Wrong(SelfAttention):

@@ -49,7 +49,7 @@ LONGER = {
     "TL-empty-uniform": 62,
     "TL-mask-keys": 62,
     "gradient-second": 78,
-    "reach-window-pages": 71,
+    "reach-window-pages": 74,
     "reach-samples": 68,
 }
 """Faults whose script is longer, each with its bound: directions of many parameters, bounds of every step, many calls.

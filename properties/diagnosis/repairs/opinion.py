@@ -37,6 +37,8 @@ _MENDED = (
     "softmax.", "t5.",
 )  # fmt: skip
 """Properties of which a slip of a forward, or of `build`, may be what breaks them."""
+_DIFFERENCES = ("causality.declared-bidirectional-is", "padding.mask-matters", "positions.order-matters")
+"""Properties that want a difference: whatever moves the output would do."""
 _TIMES = 3
 """Of the time of a property: a search that is not over by then says nothing, for another slip may do as well."""
 _KNOWN = ("tolerance", "floor", "first floor")
@@ -53,7 +55,7 @@ def repair_of(prop: Property, case: Case, *, searches: bool = True) -> str | Non
         searches: whether a slip is looked for that mended no other failure of the subject.
     """
     bench = case.bench
-    if bench.pool.is_large or not prop.id.startswith(_MENDED):
+    if bench.pool.is_large or not prop.id.startswith(_MENDED) or prop.id in _DIFFERENCES:
         return None
     known: list[list[Repair]] = bench.measured.setdefault(("repairs",), [])
     for found in known:

@@ -43,7 +43,7 @@ def test_an_opinion_that_breaks_leaves_the_failure(
 def test_what_a_condition_is_judged_by_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(module: None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
-        return out * (1 + (q.shape[-2] >= 4))
+        return out + 10.0 * (q.shape[-2] >= 4)
 
     subject = Subject(kind="attention", forward=late)
     monkeypatch.setattr(opinions, "OPINIONS", ())
