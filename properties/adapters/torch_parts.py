@@ -85,9 +85,6 @@ SHIPPED = {
         declares={"positions": "learned", "beyond_max_len": "error"},
     ),
     "cross-entropy": Subject(kind="loss", name="F.cross_entropy", forward=cross_entropy, declares=_LOSS),
-    "linear-cross-entropy": Subject(
-        kind="loss", name="F.linear_cross_entropy", forward=linear_cross_entropy, declares=_LOSS
-    ),
     "smoothed-cross-entropy": Subject(
         kind="loss",
         name="F.cross_entropy(label_smoothing=0.1)",
@@ -95,6 +92,11 @@ SHIPPED = {
         declares={"label_smoothing": 0.1, **_LOSS},
     ),
 }
+
+if hasattr(functional, "linear_cross_entropy"):  # torch 2.11 has none yet
+    SHIPPED["linear-cross-entropy"] = Subject(
+        kind="loss", name="F.linear_cross_entropy", forward=linear_cross_entropy, declares=_LOSS
+    )
 
 _CLASSES = {nn.LayerNorm: "LayerNorm", nn.RMSNorm: "RMSNorm"}
 
