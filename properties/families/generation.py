@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,16 @@ from torch.overrides import TorchFunctionMode
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.diagnosis.caches.generating import generate_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.generation_beyond import BEYOND, judge_beyond, kept, longest_of
+from veriformer.properties.families.generation_logits import generated
 from veriformer.properties.families.translation import judge_translation
 
 _MANNERS = ("without the cache", "with the cache", "with the cache a second time")
-_BEYOND = 3
 
 
 @holds(
@@ -39,23 +40,46 @@ _BEYOND = 3
 def generation_does_not_depend_on_the_cache(case: Case) -> None:
     """Twice with the cache, since a call may leave its own behind. Judged step by step against the argmax of the whole
     model; a step whose two best logits lie within rounding ends the comparison of that sample, since either may be
-    chosen. Then past the longest sequence that the model takes, where it goes on at all: behind the last tokens. Of an
-    encoder-decoder see `translation`.
+    chosen. Where the model is called once a step, and what it gives without the cache is what the whole model says, the
+    logits with the cache are held to that too. Then past the longest sequence that the model takes, where it goes on at
+    all: behind the last tokens; with the cache as well where positions are absolute. Of an encoder-decoder see
+    `translation`.
     """
     if case.subject.kind == "encoder_decoder":
         judge_translation(case, _MANNERS)
         return
     built = case.built()
     tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 5)
+    is_plain = False
     for manner in _MANNERS:
-        got = case.ask("generate", tokens, steps, manner != "without the cache", built=built)
-        if not isinstance(got, Tensor) or got.shape != (2, tokens.shape[1] + steps):
-            raise SubjectError("generate did not return tokens [B, T + steps]")
+        got, rows = generated(case, built, tokens, steps, use_cache=manner != "without the cache")
         for sample in range(2):
             _judge_greedy(case, built, got[sample], tokens[sample], manner)
+        if rows is not None and (is_plain or manner == "without the cache"):
+            is_plain = _judge_logits(case, built, got, rows, manner)
     if case.walks_all_paths:
-        _judge_beyond(case, built)
+        judge_beyond(case, built)
     case.witness()
+
+
+def _judge_logits(case: Case, built: Built, got: Tensor, rows: list[Tensor], manner: str) -> bool:
+    """Hold the logits of each step to those of the whole model; without the cache, only tell whether they are these."""
+    with torch.no_grad():
+        whole = case.call(built, got)[:, got.shape[1] - len(rows) - 1 : -1].detach().double()
+    given = torch.stack(rows, dim=1)
+    if "without" in manner:
+        return given.shape == whole.shape and _differ(given, whole) <= case.tolerance()
+    case.close(
+        given,
+        whole,
+        f"{manner}, what the next token is chosen from is not what the whole model says",
+        cause=lambda: generate_cause(case, built, use_cache=True),
+    )
+    return True
+
+
+def _differ(got: Tensor, expected: Tensor) -> float:
+    return worst_difference(got, expected, size_of(expected)).error
 
 
 def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, manner: str) -> None:
@@ -75,69 +99,6 @@ def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, manner:
             expected=f"token {int(row.argmax())} of logit {float(best[0]):.4g}",
             cause=lambda: generate_cause(case, built, use_cache="without" not in manner),
         )
-
-
-def _judge_beyond(case: Case, built: Built) -> None:
-    """Generate past the longest sequence that the model takes: each token is chosen behind some of the last ones."""
-    longest = _longest(case, built)
-    if longest is None:
-        return
-    tokens = case.tokens(2, longest - 1)
-    try:
-        got = case.ask("generate", tokens, 1 + _BEYOND, False, built=built)
-    except SubjectError:
-        return  # it says that it ends there
-    if not isinstance(got, Tensor) or got.shape != (2, longest + _BEYOND):
-        return
-    for step in range(longest + 1, longest + _BEYOND):
-        choices = [_chosen(case, built, got[:, max(step - n, 0) : step]) for n in _kept(longest)]
-        fits = torch.stack([(best == got[:, step]) | ~clear for best, clear in choices])
-        case.require(
-            fits.all(-1).any(),
-            f"past {longest} tokens, the longest it takes, generation does not choose the best token behind the last",
-            got=f"tokens {got[:, step].tolist()}",
-            expected=f"tokens {choices[0][0].tolist()}, behind the last {longest}",
-            cause=lambda at=step: _stale(case, built, got, at, longest),  # type: ignore[misc]
-        )
-
-
-def _longest(case: Case, built: Built) -> int | None:
-    """Return the longest sequence that a model takes, where it has an end that is near."""
-    longest: int = case.subject.fact("max_len", built.config.max_len)
-    if not 8 <= longest <= 256:
-        return None
-    try:
-        with off_the_record(case), torch.no_grad():
-            case.call(built, case.tokens(2, longest))
-    except SubjectError:
-        return None
-    try:
-        with off_the_record(case), torch.no_grad():
-            case.call(built, case.tokens(2, longest + 1))
-    except SubjectError:
-        return longest
-    return None
-
-
-def _kept(longest: int) -> Sequence[int]:
-    """Return how many of the last tokens may be kept: all that fit, some fewer, or half as rolling caches have it."""
-    return (longest, longest - 1, longest - 2, longest // 2, longest // 2 + 1)
-
-
-def _chosen(case: Case, built: Built, context: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best token behind each context, and whether it is clear."""
-    with torch.no_grad():
-        row = case.call(built, context)[:, -1].detach().double()
-    best = row.topk(2).values
-    return row.argmax(-1), best[:, 0] - best[:, 1] > 2 * case.tolerance() * size_of(row)
-
-
-def _stale(case: Case, built: Built, got: Tensor, step: int, longest: int) -> str | None:
-    with off_the_record(case):
-        best, clear = _chosen(case, built, got[:, :longest])
-    if bool(((best == got[:, step]) | ~clear).all()):
-        return f"it is the best token behind the first {longest} tokens: the context is cut at its end"
-    return None
 
 
 @holds(
@@ -166,7 +127,7 @@ def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
         longest = text.shape[1] if length == tokens.shape[1] else length + 1
         for step in range(drawn.shape[1]):
             end = length + step
-            contexts = [text[:, max(end - n, 0) : end] for n in (_kept(longest) if end > longest else (end,))]
+            contexts = [text[:, max(end - n, 0) : end] for n in (kept(longest) if end > longest else (end,))]
             rows = [_last(case, built, one) for one in contexts]
             wanted = [_probabilities(row, temperature, top_k, drawn[:, step]) for row in rows]
             got = _ordered(drawn[:, step].detach().double(), wanted[0].shape[-1])
@@ -196,8 +157,8 @@ def _texts(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     given: dict[str, Any] = {n: v for n, v in (("temperature", temperature), ("top_k", top_k)) if v is not None}
     prompts = [(tokens, steps)]
-    if case.walks_all_paths and (longest := _longest(case, built)) is not None:
-        prompts.append((case.tokens(2, longest - 1), 1 + _BEYOND))
+    if case.walks_all_paths and (longest := longest_of(case, built)) is not None:
+        prompts.append((case.tokens(2, longest - 1), 1 + BEYOND))
     for number, (prompt, more) in enumerate(prompts):
         try:
             text, drawn = case.ask("sampling", prompt, more, built=built, **given)
