@@ -15,6 +15,7 @@ class Tally:
     Attributes:
         examples: cases judged.
         witnesses: times the premise really held.
+        comparisons: that were made, the one that failed among them.
         error: worst error, in the unit of its tolerance.
         tolerance: tolerance at that place.
         margin: worst error / tolerance; a violation has more than 1.
@@ -31,6 +32,7 @@ class Tally:
 
     examples: int = 0
     witnesses: int = 0
+    comparisons: int = 0
     error: float = 0.0
     tolerance: float = 0.0
     margin: float = 0.0

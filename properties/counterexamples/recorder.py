@@ -177,9 +177,9 @@ class Recorder(TorchFunctionMode):
 
     def _expression(self, value: Any, *, drawn: bool = False) -> str:
         if isinstance(value, Caller):
-            self.program.parts["forward"] = None
+            self.program.parts[value.part] = None
             given = ", ".join(self._names.expression(v) for v in (value.built.module, *value.args))
-            return f"lambda: forward({given})" if value.args else f"lambda *args: forward({given}, *args)"
+            return f"lambda: {value.part}({given})" if value.args else f"lambda *args: {value.part}({given}, *args)"
         if id(value) in self._parts:
             part = self._parts[id(value)]
             self.program.parts[part] = None

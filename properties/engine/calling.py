@@ -37,16 +37,22 @@ _NO_KERNEL = ("No available kernel", "No viable backend")
 
 
 class Caller:
-    """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has."""
+    """The subject's forward on one model, handed to a step that calls it: on these arguments, or on those it has.
 
-    def __init__(self, case: Calling, built: Built, args: tuple[Any, ...], path: Path) -> None:
+    Or another callable of the subject, which `part` names.
+    """
+
+    def __init__(self, case: Calling, built: Built, args: tuple[Any, ...], path: Path, part: str = "forward") -> None:
         self.case = case
         self.built = built
         self.args = args
         self.path = path
+        self.part = part
 
     def __call__(self, *args: Any) -> Any:
         """Call it."""
+        if self.part != "forward":
+            return self.case.ask(self.part, *self.args, *args, built=self.built, path=self.path)
         return self.case.call(self.built, *self.args, *args, path=self.path)
 
 
@@ -146,15 +152,16 @@ class Calling(Drawing):
             self.bench.recorder.copied(built.module, twin)
         return replace(built, module=twin)
 
-    def caller(self, built: Built, *args: Any, path: Path = DEFAULT) -> Caller:
-        """Return the subject's forward on a model for a step to call.
+    def caller(self, built: Built, *args: Any, path: Path = DEFAULT, part: str = "forward") -> Caller:
+        """Return the subject's forward on a model, or another callable of it, for a step to call.
 
         Args:
             built: the model.
             args: what to call it on; none if the step has the arguments.
             path: the way to call. A script does not see it: the step itself must hold its modes.
+            part: which callable of the subject.
         """
-        return Caller(self, built, args, path)
+        return Caller(self, built, args, path, part)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return `function(*args)`: a step that is more than an operation of torch, which a script takes over whole.

@@ -41,6 +41,7 @@ class Case(Calling):
     """
 
     def _on_record(self, kind: str, got: Any, expected: Any = None, unit: Any = 1.0, limit: float = 0.0) -> None:
+        self.bench.tally.comparisons += 1
         if self.bench.recorder:
             self.bench.recorder.judge(kind, got, expected, unit, limit)
 

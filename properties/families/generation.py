@@ -62,11 +62,10 @@ def generation_does_not_depend_on_the_cache(case: Case) -> None:
     case.witness()
 
 
-def _judge_logits(case: Case, built: Built, got: Tensor, rows: list[Tensor], manner: str) -> bool:
+def _judge_logits(case: Case, built: Built, got: Tensor, given: Tensor, manner: str) -> bool:
     """Hold the logits of each step to those of the whole model; without the cache, only tell whether they are these."""
     with torch.no_grad():
-        whole = case.call(built, got)[:, got.shape[1] - len(rows) - 1 : -1].detach().double()
-    given = torch.stack(rows, dim=1)
+        whole = case.call(built, got)[:, got.shape[1] - given.shape[1] - 1 : -1].detach().double()
     if "without" in manner:
         return given.shape == whole.shape and _differ(given, whole) <= case.tolerance()
     case.close(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.families.generation_logits import generated
 
@@ -36,32 +36,56 @@ def judge_beyond(case: Case, built: Built) -> None:
             continue  # it says that it ends there
         if not use_cache:
             _judge_last(case, built, got, longest)
-            is_plain = rows is not None and _fit(case, built, got, rows, longest)
-        elif rows is not None and is_plain and case.subject.fact("positions") in ("learned", "sinusoidal"):
-            case.require(
-                _fit(case, built, got, rows, longest),
-                f"past {longest} tokens, the longest it takes, generation with the cache chooses from other logits "
-                "than those behind the last",
-                cause=lambda: (
-                    "once the cache is full, what it keeps holds the positions of before, which are absolute, and is "
-                    "not computed anew from the last tokens; without the cache generation goes on rightly"
-                ),
-            )
+            is_plain = rows is not None and bool(_fitting(case, built, got, rows, longest))
+        elif rows is not None and is_plain:
+            _judge_with_cache(case, built, got, rows, longest)
 
 
-def _fit(case: Case, built: Built, got: Tensor, rows: list[Tensor], longest: int) -> bool:
-    """Whether the logits of all steps past the end are those behind some of the last tokens, as many as may be kept."""
-    limit = case.tolerance()
-    for step in range(longest + 1, got.shape[1]):
-        row = rows[step - longest + 1]
-        with off_the_record(case), torch.no_grad():
-            wanted = [case.call(built, got[:, max(step - n, 0) : step])[:, -1].detach().double() for n in kept(longest)]
-        if (
-            row.shape != wanted[0].shape
-            or min(worst_difference(row, one, size_of(one)).error for one in wanted) > limit
-        ):
-            return False
-    return True
+def _judge_with_cache(case: Case, built: Built, got: Tensor, rows: Tensor, longest: int) -> None:
+    told = f"past {longest} tokens, the longest it takes, generation with the cache chooses from other logits"
+    is_cut = _cut_at_its_end(case, built, got, rows, longest)
+    cut = "it is what the model says behind the first tokens: the context is cut at its end"
+    case.require(~is_cut, f"{told} than those behind the last", cause=lambda: cut)
+    if case.subject.fact("positions") in ("learned", "sinusoidal"):
+        case.require(
+            _fitting(case, built, got, rows, longest),
+            f"{told} than those behind the last",
+            cause=lambda: (
+                "once the cache is full, what it keeps holds the positions of before, which are absolute, and is not "
+                "computed anew from the last tokens; without the cache generation goes on rightly"
+            ),
+        )
+
+
+def _fitting(case: Case, built: Built, got: Tensor, rows: Tensor, longest: int) -> Tensor:
+    contexts = kept(longest)
+    wanted = [case.apply(behind, case.caller(built), got, rows.shape[1], count) for count in contexts]
+    errors = [case.apply(errors_of_steps, rows, logits) for logits in wanted]
+    return (torch.stack(errors).amin(0)[1:] <= case.tolerance()).all()
+
+
+def _cut_at_its_end(case: Case, built: Built, got: Tensor, rows: Tensor, longest: int) -> Tensor:
+    """Whether the last step's logits are those behind the first tokens, and not those behind the last ones."""
+    with torch.no_grad():
+        first, last = (
+            case.call(built, x)[:, -1:].detach().double() for x in (got[:, :longest], got[:, -longest - 1 : -1])
+        )
+    limit, given = case.tolerance(), rows[:, -1:]
+    is_first, is_last = (case.apply(errors_of_steps, given, wanted).amax() <= limit for wanted in (first, last))
+    return is_first & ~is_last
+
+
+def behind(run: Callable[..., Tensor], tokens: Tensor, steps: int, count: int) -> Tensor:
+    """Return the logits `[B, steps, V]` behind at most `count` tokens before each of the last `steps`, float64."""
+    ends = range(tokens.shape[1] - steps, tokens.shape[1])
+    with torch.no_grad():
+        outputs = [run(tokens[:, max(end - count, 0) : end]) for end in ends]
+    return torch.stack([output[:, -1].detach().double() for output in outputs], dim=1)
+
+
+def errors_of_steps(got: Tensor, expected: Tensor) -> Tensor:
+    """Return the largest error `[steps]` of logits `[B, steps, V]`, in units of the largest one expected."""
+    return (got - expected).abs().amax((0, 2)) / expected.abs().amax((0, 2)).clamp(min=1e-30)
 
 
 def _judge_last(case: Case, built: Built, got: Tensor, longest: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,9 +13,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 
 
-def generated(
-    case: Case, built: Built, tokens: Tensor, steps: int, *, use_cache: bool
-) -> tuple[Tensor, list[Tensor] | None]:
+def generated(case: Case, built: Built, tokens: Tensor, steps: int, *, use_cache: bool) -> tuple[Tensor, Tensor | None]:
     """Generate, and watch what the model gives at each step.
 
     Args:
@@ -26,42 +24,46 @@ def generated(
         use_cache: how.
 
     Returns:
-        Tokens `[B, T + steps]`; and for each step the logits `[B, V]` that its token is the best of, or None where the
-        model is called otherwise than once a step, or something else is chosen than its best token.
+        Tokens `[B, T + steps]`; and the logits `[B, steps, V]` that each of the new ones is the best of, or None where
+        the model is called otherwise than once a step, or something else is chosen than its best token.
 
     Raises:
         SubjectError: it returned something else.
     """
-    calls: list[Tensor] = []
-
-    def keep(_module: nn.Module, _given: Any, output: Any) -> None:
-        calls.extend(t[:, -1].detach().double() for t in _logits(output, len(tokens)))
-
-    module = built.module
-    handle = module.register_forward_hook(keep) if isinstance(module, nn.Module) else None
-    try:
-        got = case.ask("generate", tokens, steps, use_cache, built=built)
-    finally:
-        if handle is not None:
-            handle.remove()
+    run = case.caller(built, part="generate")
+    got, rows = case.apply(watched, run, built.module, tokens, steps, use_cache)
     length = tokens.shape[1]
     if not isinstance(got, Tensor) or got.shape != (len(tokens), length + steps):
         raise SubjectError("generate did not return tokens [B, T + steps]")
-    fits = len(calls) == steps and all(
-        torch.equal(row.argmax(-1).to(got.device), got[:, length + step].long()) for step, row in enumerate(calls)
-    )
-    return got, calls if fits else None
+    best = rows.argmax(-1).to(got.device)
+    fits = best.shape == (len(tokens), steps) and torch.equal(best, got[:, length:].long())
+    return got, rows if fits else None
 
 
-def _logits(output: Any, samples: int) -> Iterator[Tensor]:
-    """Yield the first tensor of what a model returned that may be logits `[B, T, V]`."""
+def watched(run: Callable[..., Any], module: Any, tokens: Tensor, steps: int, use_cache: bool) -> tuple[Any, Tensor]:
+    """Generate; also return the last logits `[B, calls, V]` of every call of the model on the way, float64."""
+    rows: list[Tensor] = []
+
+    def keep(_module: Any, _given: Any, output: Any) -> None:
+        if (logits := logits_in(output, len(tokens))) is not None:
+            rows.append(logits[:, -1].detach().double())
+
+    handle = module.register_forward_hook(keep) if isinstance(module, nn.Module) else None
+    try:
+        got = run(tokens, steps, use_cache)
+    finally:
+        if handle is not None:
+            handle.remove()
+    return got, torch.stack(rows, dim=1) if rows else torch.zeros(len(tokens), 0, 1)
+
+
+def logits_in(output: Any, samples: int) -> Tensor | None:
+    """Return the first tensor of what a model returned that may be logits `[B, T, V]`."""
     if isinstance(output, Tensor):
-        if output.ndim == 3 and len(output) == samples and output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        yield from _logits(tuple(output.values()), samples)
-    elif isinstance(output, tuple | list):
-        for item in output:
-            if found := list(_logits(item, samples)):
-                yield found[0]
-                return
+        return output if output.ndim == 3 and len(output) == samples and output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if isinstance(output, (tuple, list)):
+        found = (logits_in(item, samples) for item in output)
+        return next((logits for logits in found if logits is not None), None)
+    return None

@@ -58,23 +58,31 @@ def repair_of(prop: Property, case: Case, *, searches: bool = True) -> str | Non
     if bench.pool.is_large or not prop.id.startswith(_MENDED) or prop.id in _DIFFERENCES:
         return None
     known: list[list[Repair]] = bench.measured.setdefault(("repairs",), [])
+    made = _comparisons(prop, case)
     for found in known:
-        if found and all(_holds(prop, case, repair) for repair in found):
+        if found and all(_holds(prop, case, repair, made) for repair in found):
             return _told(found)
     if len(known) >= _SEARCHES or not searches:
         return None
     known.append([])
-    known[-1] = _searched(prop, case)
+    known[-1] = _searched(prop, case, made)
     return _told(known[-1]) if known[-1] else None
 
 
-def _searched(prop: Property, case: Case) -> list[Repair]:
+def _comparisons(prop: Property, case: Case) -> int:
+    """Return how many comparisons the failing case makes, the one that fails among them."""
+    again = Case(_anew(case.bench), RecordedDraws(case.choices))
+    _judge(prop, again)
+    return again.bench.tally.comparisons
+
+
+def _searched(prop: Property, case: Case, made: int) -> list[Repair]:
     allowance = Allowance(_TIMES * case.bench.settings.effort.property_seconds)
     mends = []
     for repair in islice(_candidates(prop, case), _MOST):
         if allowance.is_spent:
             return []  # not all were tried: another may do as well
-        if _holds(prop, case, repair):
+        if _holds(prop, case, repair, made):
             mends.append(repair)
     others = _Others(prop, case)
     found = [r for r in mends if _holds_elsewhere(prop, case, r) and others.hold_with(r)]
@@ -105,11 +113,11 @@ def _anew(bench: Workbench) -> Workbench:
     return other
 
 
-def _holds(prop: Property, case: Case, repair: Repair) -> bool:
-    """Whether the case that failed holds with a slip undone."""
+def _holds(prop: Property, case: Case, repair: Repair, made: int) -> bool:
+    """Whether the case that failed holds with a slip undone, after as many comparisons: not for want of an output."""
     again = Case(_anew(case.bench), RecordedDraws(case.choices))
     with Mended(*repair):
-        return _judge(prop, again) is True
+        return _judge(prop, again) is True and again.bench.tally.comparisons >= made
 
 
 def _holds_elsewhere(prop: Property, case: Case, repair: Repair) -> bool:
