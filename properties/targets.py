@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from veriformer.properties.adapters.contents import the_one_in
+from veriformer.properties.adapters.contents import those_in
 from veriformer.properties.adapters.homes import Home, Surroundings, home_at, is_home
 from veriformer.properties.adapters.places import Place
 from veriformer.properties.adapters.shadows import shadow
@@ -30,8 +30,8 @@ def load(
     Args:
         target: `reference` or `torch` for all shipped subjects of that library, `reference:decoder-rotary` for one,
             `package.module:attribute` or `path/file.py:attribute` for anybody's: a Subject, a factory of one or of
-            several (`attribute[2]` for one of them), a module class, or an instance. `path/file.py` alone where one
-            thing in it can be judged that nothing else in it is made of.
+            several (`attribute[2]` for one of them), a module class, or an instance. `path/file.py` alone for what
+            can be judged in it and nothing else in it is made of, if that is not too much.
         base: folder that relative paths start from; None for the current one.
         kind: what it is, where that cannot be told, or is told wrong; a key of `KINDS`.
         declares: facts to declare beside those that it has.
@@ -42,22 +42,43 @@ def load(
     word = Target.parse(target)
     if word.kind == LIBRARY:
         return [_declaring(s, kind, declares) for s in _shipped(word.place, word.attribute)]
-    all_of_it = replace(word, index=None)
     note = ""
     with _opened(word, base) as (module, _):
+        names = [word.attribute]
         if word.kind == FILE and not word.attribute:
-            name, note = the_one_in(module, word.place)
-            word = replace(word, attribute=name)
-            all_of_it = replace(word, index=None)
-        found = _made(_attribute(module, word.attribute, word.place), str(all_of_it), kind)
+            names, note = those_in(module, word.place)
+        made, refused = _each(module, word, names, kind)
+    found = [one for name, subjects in made.items() for one in _placed(subjects, replace(word, attribute=name))]
     found = [_declaring(s, kind, declares) for s in found]
-    found = [replace(s, notes=(note, *s.notes)) for s in found] if note else found
+    notes = tuple(told for told in (note, *refused) if told)
+    found = [replace(s, notes=(*notes, *s.notes)) if not at and notes else s for at, s in enumerate(found)]
+    return found if word.index is None else [_one_of(found, word)]
+
+
+def _each(
+    module: ModuleType, word: Target, names: list[str], kind: str | None
+) -> tuple[dict[str, list[Subject]], list[str]]:
+    """Return the subjects of each name, and what is said of those that cannot be judged where another can."""
+    made: dict[str, list[Subject]] = {}
+    problems: list[TargetError] = []
+    for name in names:
+        target = str(replace(word, attribute=name, index=None))
+        try:
+            made[name] = _made(_attribute(module, name, word.place), target, kind)
+        except TargetError as problem:
+            problems.append(problem)
+    if not made:
+        raise problems[0]
+    return made, [f"not judged: {str(problem).splitlines()[0]}" for problem in problems]
+
+
+def _placed(found: list[Subject], word: Target) -> list[Subject]:
+    """Return subjects with the targets by which others load them."""
+    all_of_it = replace(word, index=None)
     found = [replace(s, name=word.attribute) if s.name == s.kind else s for s in found]  # built by a lambda: no name
     if len(found) > 1:
-        found = [replace(s, target=str(replace(word, index=i))) for i, s in enumerate(found)]
-    else:
-        found = [replace(s, target=str(all_of_it)) for s in found]
-    return found if word.index is None else [_one_of(found, word)]
+        return [replace(s, target=str(replace(word, index=i))) for i, s in enumerate(found)]
+    return [replace(s, target=str(all_of_it)) for s in found]
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from typing import Any
 
 from veriformer.properties.adapters.target import TargetError
 
+MOST = 6
+"""Things of one file that are judged without being named."""
+
 
 def contents_of(module: ModuleType) -> dict[str, tuple[str, Any]]:
     """Return what stands in a module and could be judged, by name: what it is in words, and the thing itself."""
@@ -37,14 +40,14 @@ def contents_of(module: ModuleType) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def the_one_in(module: ModuleType, place: str) -> tuple[str, str]:
-    """Return the name of what is meant by a file, and a note that says so.
+def those_in(module: ModuleType, place: str) -> tuple[list[str], str]:
+    """Return the names of what is meant by a file, and a note that says so.
 
     Subjects come first, then instances that are no part of another, then what makes models and is no part of what else
     could be judged. One thing under two names is one.
 
     Raises:
-        TargetError: nothing in it could be judged, or more than one thing; the message lists them.
+        TargetError: nothing in it could be judged, or more than one would judge at once; the message lists them.
     """
     found = contents_of(module)
     if not found:
@@ -58,15 +61,17 @@ def the_one_in(module: ModuleType, place: str) -> tuple[str, str]:
         [n for n in found if not _used(n, module, found)],
     ]
     best = next((names for names in ranks if names), [])
+    if len(best) > MOST:
+        width = max(len(name) for name in found)
+        listed = "\n".join(f"  {place}:{name:{width}s}  {told}" for name, (told, _) in found.items())
+        raise TargetError(
+            f"{place} holds {len(found)} things that could be judged; name one of them:\n{listed}", is_usage=True
+        )
+    others = [name for name in found if all(found[name][1] is not found[one][1] for one in best)]
+    beside = f"; also there: {', '.join(others)}" if others else ""
     if len(best) == 1:
-        others = [name for name in found if found[name][1] is not found[best[0]][1]]
-        beside = f"; also there: {', '.join(others)}" if others else ""
-        return best[0], f"of {place}, {best[0]} is judged ({found[best[0]][0]}){beside}"
-    width = max(len(name) for name in found)
-    listed = "\n".join(f"  {place}:{name:{width}s}  {told}" for name, (told, _) in found.items())
-    raise TargetError(
-        f"{place} holds {len(found)} things that could be judged; name one of them:\n{listed}", is_usage=True
-    )
+        return best, f"of {place}, {best[0]} is judged ({found[best[0]][0]}){beside}"
+    return best, f"of {place}, {', '.join(best[:-1])} and {best[-1]} are judged, which nothing else is made of{beside}"
 
 
 def _whole(found: dict[str, tuple[str, Any]], names: list[str]) -> list[str]:

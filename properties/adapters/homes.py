@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from veriformer.properties.adapters.places import Beside, Place, is_of_a_library, location
+from veriformer.properties.adapters.places import Beside, Place, is_of_a_library, location, root_of
 
 
 class Home:
@@ -64,8 +64,19 @@ class Home:
         """Import a file, once, by the name that it has below the folder; call it in the home that was entered.
 
         A file in no package has a name of its own making, and so has a package whose name Python or a library has:
-        what is imported under that name stays what it is.
+        what is imported under that name stays what it is. What it imports and nobody has is looked for in the folders
+        above it, from which it may be run: `from src.model import GPT` of `src/train.py`.
         """
+        while True:
+            try:
+                return self._loaded(place)
+            except ModuleNotFoundError as problem:
+                above = root_of(problem.name or "", place.path)
+                if above is None or str(above) in sys.path:
+                    raise
+                sys.path.append(str(above))
+
+    def _loaded(self, place: Place) -> ModuleType:
         importlib.invalidate_caches()
         for module in self.modules.values():
             if location(module) == str(place.path) and sys.modules.get(module.__name__) is module:

@@ -105,6 +105,15 @@ class Place:
         return f"{stem}_{hashlib.sha256(str(self.top).encode()).hexdigest()[:8]}"
 
 
+def root_of(name: str, file: Path) -> Path | None:
+    """Return the nearest folder above a file in which the top of a dotted name lies; None where none has it."""
+    top = name.partition(".")[0]
+    for folder in file.parents:
+        if (folder / f"{top}.py").is_file() or any((folder / top).glob("*.py")) or any((folder / top).glob("*/*.py")):
+            return folder
+    return None
+
+
 def location(module: object) -> str:
     """Return the file of a module, or the folder of a package without one, or ""; nothing is made to load by asking."""
     known = getattr(module, "__dict__", {})

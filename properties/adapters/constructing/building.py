@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from veriformer.properties.adapters.constructing.choices import choice_of, guess_of, settings_of
 from veriformer.properties.adapters.constructing.configurations import Configuration, configurations, own_configurations
 from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
 from veriformer.properties.adapters.unknown.written import USER, attempt
+from veriformer.properties.bench.guards import told
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _CONFIGURES = ("config", "cfg", "args", "params", "hparams", "conf", "opt", "options", "settings", "configuration",
@@ -72,7 +74,7 @@ def recipe_of(thing: Any) -> Recipe:
             problems.append(problem)
     name = getattr(thing, "__name__", str(thing))
     if problems:
-        raise NotBuiltError(f"{name} cannot be built from drawn sizes") from problems[0]
+        raise NotBuiltError(f"{name} cannot be built from drawn sizes: {told(problems[0])}") from problems[0]
     raise NotBuiltError(
         f"{name} needs the argument {missing!r}, which is no size that is known here; write "
         f"Subject(kind=..., build=lambda c: {name}(...), forward=lambda m, x: m(x))"
@@ -82,22 +84,22 @@ def recipe_of(thing: Any) -> Recipe:
 def own_recipe(thing: Any) -> Recipe | None:
     """Return how a class is built at its own sizes, with what it needs alone; None where that is not known."""
     user, called = reached(thing)
-    told = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
+    note = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
     parameters = inspect.signature(thing).parameters.values()
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    given, unknown = _given(required)
-    ways = [] if unknown else [_recipe(called, user, _Arguments(given))]
+    given, unknown = _given(thing, required)
+    ways = [] if unknown else [_recipe(called, user, given)]
     if len(required) == 1 and required[0].name.lower() in _CONFIGURES:
         module, annotated = sys.modules.get(thing.__module__), _type_of(thing, required[0])
         ways += [replace(ways_of, sizes=frozenset()) for ways_of in (
-            _recipe(called, {**user, **one.names}, _Arguments({required[0].name: one.expression}))
+            _recipe(called, user, _Arguments({required[0].name: one.expression}, one.names))
             for one in own_configurations(thing, annotated, module))]  # fmt: skip
     for recipe in ways:
         try:
             attempt(recipe.source, "build", recipe.names)(DrawnConfig())
         except Exception:
             continue
-        return replace(recipe, notes=(told,))
+        return replace(recipe, notes=(note,))
     return None
 
 
@@ -116,6 +118,9 @@ def reached(thing: Any) -> tuple[dict[str, Any], str]:
 @dataclass(frozen=True)
 class _Arguments:
     given: Mapping[str, str]
+    names: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    guesses: tuple[str, ...] = ()
     configuration: Configuration | None = None
     argument: str = ""
 
@@ -130,35 +135,60 @@ def _ways(
         holder = required[0]
     if holder is not None and (holder.default in (holder.empty, None) or hasattr(holder.default, "__dict__")):
         others = [p for p in parameters if p is not holder and p.default is p.empty]
-        given, unknown = _given(others)
+        given, unknown = _given(thing, others)
         if not unknown:
             there = module if holder.name.lower() in _CONFIGURES else None
             for found in configurations(thing, _type_of(thing, holder), there):
-                yield _Arguments(given, found, holder.name)
-    given, unknown = _given(parameters)
-    yield unknown or _Arguments(given)
+                yield replace(given, configuration=found, argument=holder.name)
+    given, unknown = _given(thing, parameters)
+    yield unknown or given
 
 
-def _given(parameters: list[inspect.Parameter]) -> tuple[dict[str, str], str]:
+def _given(thing: Any, parameters: list[inspect.Parameter]) -> tuple[_Arguments, str]:
     """Return the source of each argument, and the first required one that nothing is known for."""
     known = meanings(p.name for p in parameters)
     pads = any(is_padding_id(p.name) for p in parameters)
     given: dict[str, str] = {}
+    names: dict[str, Any] = {}
+    sizes: dict[str, str] = {}
+    guesses: list[str] = []
     for p in parameters:
         is_required = p.default is p.empty
         value = expression_for(p.name, known.get(p.name), p.default, pads=pads, is_required=is_required)
         if value is not None:
             given[p.name] = value
-        elif is_required:
-            return given, p.name
-    return given, ""
+            continue
+        if not is_required:
+            continue
+        annotated = _type_of(thing, p)
+        if (choice := choice_of(thing, p.name, annotated)) is not None:
+            given[p.name] = choice[0]
+            names |= choice[1]
+        elif (found := _settings(thing, annotated)) is not None:
+            given[p.name] = found.expression
+            names |= found.names
+            sizes |= found.given
+        elif (number := guess_of(annotated)) is not None:
+            given[p.name] = number
+            guesses.append(f"{p.name} = {number} was guessed; if that is not ordinary, write a Subject with build=")
+        else:
+            return _Arguments(given, names, sizes), p.name
+    return _Arguments(given, names, sizes, tuple(guesses)), ""
+
+
+def _settings(thing: Any, annotated: Any) -> Configuration | None:
+    """Return settings of a class that an argument is annotated with."""
+    if settings_of(annotated) is None:
+        return None
+    return next((one for one in configurations(thing, annotated, None) if not one.lines and not one.imports), None)
 
 
 def _recipe(called: str, user: dict[str, Any], arguments: _Arguments) -> Recipe:
     words = [f"{name}={value}" for name, value in arguments.given.items()]
     lines: list[str] = []
-    notes: list[str] = []
-    values = dict(arguments.given)
+    notes: list[str] = [*arguments.guesses]
+    values = {**arguments.given, **arguments.sizes}
+    user = {**user, **arguments.names}
     imports: tuple[str, ...] = ()
     if arguments.configuration is not None:
         found = arguments.configuration

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from veriformer.properties.adapters.constructing.choices import by_type, choice_of
 from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
 
 _NAMED = re.compile(r"(?i)\w*(config|cfg|args|params|hparams|conf|hyper)\w*")
@@ -111,12 +112,15 @@ def _of_class(cls: type, module: types.ModuleType | None) -> Iterator[Configurat
         return
     fields = {p.name: _MISSING if p.default is p.empty else p.default for p in parameters
               if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}  # fmt: skip
-    values, _ = _values({name: _default_of(cls, name, value) for name, value in fields.items()})
-    if values is None or (not values and fields):
+    fields = {name: _default_of(cls, name, value) for name, value in fields.items()}
+    chosen, used = _chosen(cls, [name for name, value in fields.items() if value is _MISSING])
+    values, _ = _values({name: value for name, value in fields.items() if name not in chosen})
+    if values is None or (not values and not chosen and fields):
         return
+    values = {name: text for name in fields if (text := chosen.get(name, values.get(name))) is not None}
     own = sys.modules.get(cls.__module__)
     is_there = module is not None and getattr(module, cls.__name__, None) is cls
-    names = {} if is_there else {cls.__name__: cls}
+    names = used if is_there else {cls.__name__: cls, **used}
     called = f"user.{cls.__name__}" if is_there or own is module else cls.__name__
     if not fields:  # a class of settings without arguments, its values class attributes or set in __init__
         with contextlib.suppress(Exception):
@@ -124,6 +128,25 @@ def _of_class(cls: type, module: types.ModuleType | None) -> Iterator[Configurat
         return
     inner = ", ".join(f"{name}={value}" for name, value in values.items())
     yield Configuration(f"{called}({inner})", f"{cls.__name__}({_told(values)})", names=names, given=values)
+
+
+def _chosen(cls: type, required: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the source of those required fields that are no sizes, by what their types say, and the names it uses."""
+    known = meanings(required)
+    try:
+        kinds = typing.get_type_hints(cls)
+    except Exception:  # names that are imported for type checkers alone
+        kinds = {}
+    chosen, names = dict[str, str](), dict[str, Any]()
+    for name in required:
+        if expression_for(name, known.get(name), _MISSING, pads=False, is_required=True) is not None:
+            continue
+        if (choice := choice_of(cls, name, kinds.get(name, object))) is not None:
+            chosen[name] = choice[0]
+            names |= choice[1]
+        elif (text := by_type(kinds.get(name))) is not None:
+            chosen[name] = text
+    return chosen, names
 
 
 def _default_of(cls: type, name: str, default: Any) -> Any:

@@ -24,12 +24,14 @@ _SIZES: Mapping[str, str] = {
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
-    r"|num_positions|max_t|maxlen|window_len",
+    r"|num_positions|max_t|maxlen|window_len|max_?\w*_(len|length)"
+    r"|(src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder)_(max|context|ctx|seq|sequence|sentence)?_?"
+    r"((seq|sequence)_?)?(len|length)",
     "num_classes": r"(n|num)_?(class|classes|labels?|outputs?|targets|categories)|(out|output)_(classes|size)"
-    r"|nclass|classes|c_out",
+    r"|nclass|classes|c_out|out(put)?_dim",
     "dropout": r"(\w+_)?(drop|dropout|pdrop)(_?(rate|p|prob|probability|ratio))?|p_?(drop|dropout)",
     "d_model": r"(d|dim)_?(model|embed|emb|hidden|embedding)?|dims?|(n|num)_?(embd?|embed|embedding|hidden|state)"
-    r"|(embed|emb|embedding|model|token|input|hidden|encoder|decoder|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
+    r"|(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
     r"(dim|dims|size|width|d)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|in_features|nhid|d_hid"
     r"|(n|num)_?(features?|feats|variables|vars|series)|(enc|dec|c)_in|feature_(dim|size)|(input|in)_feats",
 }  # fmt: skip
@@ -38,21 +40,27 @@ _SIZES: Mapping[str, str] = {
 _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|features))?|hidden_?(dim|size)|d_hid|nhid")
 """Names that mean d_model where nothing else does, and d_ff beside one that does."""
 
+_HEIGHT = re.compile(r"height")
+_ENTERS, _LEAVES = re.compile(r"in(put)?_dim"), re.compile(r"out(put)?_dim")
+
 _PADS = re.compile(r"(\w+_)?pad(ding)?_?(idx|index|id|token|token_id|token_idx)")
 _TURNED = re.compile(r"(n|num|dim|d)_?(rot|rotary|rope)|(rot|rotary|rope)_?(emb_?)?(ndims?|dims?|size|channels)")
 _STARTS = re.compile(r"(\w+_)?(batch_size|bsz)")
 
 _OTHERS: tuple[tuple[str, str], ...] = (
-    (r"(\w+_)?(img|image)_?(size|h|w|height|width|dim)?", "8"),
+    (r"(\w+_)?(img|image)_?(size|h|w|height|width|dim)?|height|width|h|w", "8"),
     (r"(\w+_)?patch(_?(size|dim|h|w|height|width))?", "4"),
     (r"(\w+_)?(in_?)?(channels?|chans|chan)|in_c", "3"),
     (r"(\w+_)?eps(ilon)?", "1e-05"),
     (r"(\w+_)?(theta|rope_base|base)", "10000.0"),
     (r"(\w+_)?bias", "True"),
     (r"(\w+_)?device", "'cpu'"),
-    (r"(\w+_)?(act|activation)(_fn|_function|_type)?", "'gelu'"),
+    (r"(\w+_)?(act|activation)(_fn|_function|_typ|_type)?", "'gelu'"),
     (r"(\w+_)?(expansion|mult|multiplier|ratio|expand|expansion_factor|mlp_ratio)", "4"),
+    (r"(\w+_)?(ff|ffn|mlp|feed_?forward)_(scaling|factor|scale)|(ff|ffn|mlp)_(mult|multiplier)", "4"),
     (r"multiple_of", "4"),
+    (r"(\w+_)?(bos|sos|start|eos|end|cls|sep|unk|mask)_?(idx|index|id|token|token_id|token_idx)", "0"),
+    (r"(\w+_)?(smoothing|decay|coef|coefficient|fraction)", "0.0"),
     (r"(layer|block)_(id|idx|index|number)|layer", "0"),
 )
 """What is no size and has no default: the first pattern that fits says what it becomes."""
@@ -74,7 +82,12 @@ def meanings(names: Iterable[str]) -> dict[str, str]:
     >>> meanings(["embed_dim", "hidden_dim"]), meanings(["hidden_dim"])
     ({'embed_dim': 'd_model', 'hidden_dim': 'd_ff'}, {'hidden_dim': 'd_model'})
     """
+    names = list(names)
     found = {name: size for name in names if (size := size_of_name(name)) is not None}
+    if any(_HEIGHT.fullmatch(name.lower()) for name in names):
+        found = {name: size for name, size in found.items() if name.lower() not in ("width", "w", "height", "h")}
+    if any(_ENTERS.fullmatch(name.lower()) for name in names):  # what enters has a width, and so has what leaves
+        found |= {name: "d_model" for name in found if _LEAVES.fullmatch(name.lower())}
     weak = [name for name, size in found.items() if size == "d_model" and _WEAK.fullmatch(name.lower())]
     strong = any(size == "d_model" and name not in weak for name, size in found.items())
     has_inner = "d_ff" in found.values()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from veriformer.properties.adapters.constructing.size_names import meanings
-from veriformer.properties.adapters.contents import the_one_in
+from veriformer.properties.adapters.contents import those_in
 from veriformer.properties.adapters.pasted import as_source
 from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.adapters.shared.torchvision_stand_in import name_operators
@@ -158,12 +158,26 @@ def test_a_file_alone_is_the_one_thing_that_nothing_else_in_it_uses() -> None:
     assert "also there: LayerNorm, CausalSelfAttention, MLP, Block" in subject.notes[0]
 
 
-def test_a_file_of_several_things_is_listed(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text("from torch import nn\nclass A(nn.Linear): ...\nclass B(nn.Linear): ...\n")
+def test_of_a_file_all_is_judged_that_nothing_else_in_it_is_made_of(tmp_path: Path) -> None:
+    whole = "class {0}(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n        self.norm = "
+    one = whole + "nn.LayerNorm(dim)\n    def forward(self, x):\n        return self.norm(x)\n"
+    text = "from torch import nn\n" + "".join(one.format(name) for name in "AB")
+    (tmp_path / "two.py").write_text(text + "class C(nn.Module):\n    def __init__(self, flavour):\n        ...\n")
+    first, second = load(str(tmp_path / "two.py"))
+    assert [first.name, second.name] == ["A", "B"]
+    assert second.target.endswith("two.py:B")
+    assert "A, B and C are judged" in first.notes[0]
+    assert "not judged: " in first.notes[1]
+    assert "'flavour'" in first.notes[1]
+
+
+def test_a_file_of_many_things_is_listed(tmp_path: Path) -> None:
+    classes = "".join(f"class {name}(nn.Linear): ...\n" for name in "ABCDEFG")
+    (tmp_path / "many.py").write_text(f"from torch import nn\n{classes}")
     with pytest.raises(
-        TargetError, match=r"holds 2 things that could be judged; name one of them:\n  .*two.py:A  class"
+        TargetError, match=r"holds 7 things that could be judged; name one of them:\n  .*many.py:A  class"
     ):
-        load(str(tmp_path / "two.py"))
+        load(str(tmp_path / "many.py"))
 
 
 PARTS = """
@@ -202,7 +216,7 @@ def whole_tiny(**given):
 def test_what_the_rest_of_a_file_is_parts_of_is_meant(more: str, name: str) -> None:
     module = ModuleType("parts_of_a_file")
     exec(PARTS + more, vars(module))
-    found, note = the_one_in(module, "parts.py")
+    (found,), note = those_in(module, "parts.py")
     assert found == name
     assert f"{name}," not in note.partition("also there")[2]
 
