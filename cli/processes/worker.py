@@ -18,7 +18,7 @@ from veriformer.cli.processes.template import template
 from veriformer.cli.processes.wire import NoAnswerError, Wire
 from veriformer.clusters.safe_path import safe_path
 from veriformer.properties.adapters.spawned import announce
-from veriformer.properties.results.clocks import CALLED, ENDED_FOR, OURS, SIZE, waited
+from veriformer.properties.results.clocks import CALLED, ENDED_FOR, OURS, SIZE, read, waited
 
 START = 120.0
 """Seconds for a process to import torch on a slow disk."""
@@ -128,9 +128,11 @@ class Worker:
         now = self._clock()
         if not self._asked:
             self._asked = self._changed = now
-        if self._pulse[0] != self._serial:
-            self._serial, self._changed = self._pulse[0], now
-        doing, limit, spent = self._pulse[1], self._pulse[2], now - self._changed
+        told = read(self._pulse)
+        serial, doing, limit = told or (-1.0, OURS, 0.0)  # it is changing: what it did before is over
+        if serial != self._serial or told is None:
+            self._serial, self._changed = serial, now
+        spent = now - self._changed
         if doing == CALLED and spent > patience(limit):
             return f"one call of the subject took longer than {limit:g} s and did not react; its process was ended"
         if doing == OURS and self.home and spent > BETWEEN < self._limit:

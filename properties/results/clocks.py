@@ -48,8 +48,8 @@ class Pulse:
     """What a process is doing, in numbers that another one sees.
 
     Attributes:
-        numbers: how often that changed, what it is now (`OURS`, `CALLED`, `UNLIMITED`), the limit of the call in
-            seconds, how many calls were ended by their limit, the id of the process, and why it was ended; in shared
+        numbers: twice how often that changed, odd while it is changing; what it is now (`OURS`, `CALLED`, `UNLIMITED`),
+            the limit of the call in seconds, how many calls were ended by their limit, the id of the process, and why it was ended; in shared
             memory where another process looks.
         is_watched: whether one does, and ends this one if a call does not end.
     """
@@ -66,17 +66,21 @@ class Pulse:
     def begin(self, seconds: float) -> tuple[float, float]:
         """Tell that a call begins, limited to so many seconds (0: not at all); returns what `end` needs."""
         before = (self.numbers[1], self.numbers[2])
-        self.numbers[1], self.numbers[2] = CALLED if seconds > 0 else UNLIMITED, seconds
-        self.numbers[0] += 1
+        self._change(CALLED if seconds > 0 else UNLIMITED, seconds)
         return before
 
     def restart(self) -> None:
         """Tell that the clock of the call starts anew."""
-        self.numbers[0] += 1
+        self.numbers[0] += 2
 
     def end(self, before: tuple[float, float]) -> None:
         """Tell that the call ended."""
-        self.numbers[1], self.numbers[2] = before
+        self._change(*before)
+
+    def _change(self, doing: float, limit: float) -> None:
+        """Write two numbers; who reads in between sees that they do not belong together (see `read`)."""
+        self.numbers[0] += 1
+        self.numbers[1], self.numbers[2] = doing, limit
         self.numbers[0] += 1
 
     def hung(self) -> None:
@@ -87,6 +91,12 @@ class Pulse:
     def hangs(self) -> int:
         """Calls that were ended by their limit."""
         return int(self.numbers[3])
+
+
+def read(numbers: MutableSequence[float]) -> tuple[float, float, float] | None:
+    """Return what another process tells: how often it changed, what it does, the limit; None while it is changing."""
+    serial, doing, limit = numbers[0], numbers[1], numbers[2]
+    return None if serial % 2 or numbers[0] != serial else (serial, doing, limit)
 
 
 PULSE = Pulse()

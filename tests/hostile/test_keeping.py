@@ -22,7 +22,7 @@ from veriformer.properties.bench.guards import SubjectError, guarded, whose_faul
 from veriformer.properties.bench.isolation import kept_flags
 from veriformer.properties.bench.pool import duplicate
 from veriformer.properties.bench.profiles import Settings
-from veriformer.properties.results.clocks import Pulse, counted
+from veriformer.properties.results.clocks import SIZE, Pulse, counted, read
 
 
 @pytest.fixture
@@ -84,7 +84,27 @@ def test_a_pulse_tells_what_is_done_and_what_was_done_before() -> None:
     assert pulse.numbers[1:3] == [1.0, 3.0]
     pulse.end(outer)
     assert pulse.numbers[1:3] == [0.0, 0.0]
-    assert pulse.numbers[0] == 4
+    assert pulse.numbers[0] == 8
+
+
+class Watched(list[float]):
+    """Numbers that somebody reads whenever one is written."""
+
+    def __init__(self) -> None:
+        super().__init__([0.0] * SIZE)
+        self.seen: list[tuple[float, float, float] | None] = []
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(place, value)
+        self.seen.append(read(self))
+
+
+def test_who_reads_a_pulse_while_it_changes_takes_no_limit_for_that_of_another_call() -> None:
+    pulse, numbers = Pulse(), Watched()
+    pulse.numbers = numbers
+    pulse.end(pulse.begin(3.0))
+    told = [(doing, limit) for one in numbers.seen if one is not None for _, doing, limit in [one]]
+    assert told == [(1.0, 3.0), (0.0, 0.0)]
 
 
 class Own(BaseException):
