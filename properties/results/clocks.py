@@ -49,8 +49,8 @@ class Pulse:
 
     Attributes:
         numbers: twice how often that changed, odd while it is changing; what it is now (`OURS`, `CALLED`, `UNLIMITED`),
-            the limit of the call in seconds, how many calls were ended by their limit, the id of the process, and why it was ended; in shared
-            memory where another process looks.
+            the limit of the call in seconds, how many calls were ended by their limit, the id of the process, and why
+            it was ended; in shared memory where another process looks.
         is_watched: whether one does, and ends this one if a call does not end.
     """
 
