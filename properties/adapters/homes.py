@@ -75,6 +75,12 @@ class Home:
                 if above is None or str(above) in sys.path:
                     raise
                 sys.path.append(str(above))
+            except ImportError as problem:  # of a folder without an `__init__.py`, whose files are siblings
+                wider = place.as_part_of_a_package() if "no known parent package" in str(problem) else None
+                if wider is None:
+                    raise
+                sys.path.append(str(wider.folder))
+                return importlib.import_module(wider.name)
 
     def _loaded(self, place: Place) -> ModuleType:
         importlib.invalidate_caches()

@@ -72,6 +72,16 @@ class Place:
             return cls(path, Path(*parts[: -len(names)]), module.__name__)
         return cls.of(path)
 
+    def as_part_of_a_package(self) -> Place | None:
+        """Return where it stands if its folders are packages though they have no `__init__.py`: its imports say so."""
+        dots = re.findall(r"^\s*from\s+(\.+)", self.path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        levels = max((len(d) for d in dots), default=0)
+        parts = self.path.with_suffix("").parts
+        names = parts[-1 - levels :]
+        if not levels or len(parts) <= levels + 1 or not all(name.isidentifier() for name in names):
+            return None
+        return Place(self.path, Path(*parts[: -1 - levels]), ".".join(names))
+
     @property
     def top(self) -> Path:
         """The file of the topmost package; the file itself if it lies in none."""

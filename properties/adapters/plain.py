@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.beside.finding import beside, offering
 from veriformer.properties.adapters.beside.offers import Offer
-from veriformer.properties.adapters.constructing.building import Recipe, own_recipe, recipe_of
+from veriformer.properties.adapters.constructing.building import NotBuiltError, Recipe, own_recipe, recipe_of
 from veriformer.properties.adapters.constructing.heads import widths_taken
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
 from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
@@ -26,6 +26,7 @@ from veriformer.properties.adapters.unknown.understanding import NotCalledError,
 from veriformer.properties.adapters.unknown.unused import positions_by_name, window_by_name
 from veriformer.properties.adapters.unknown.wiring import stirred
 from veriformer.properties.adapters.unknown.written import attempt, written
+from veriformer.properties.bench.uninitialised import give_values, uninitialised
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
@@ -109,11 +110,11 @@ def _mask_forms(function: Callable[..., Any], kind: str) -> tuple[str, ...]:
 
 def _from_class(thing: Any, kind: str | None) -> Subject:
     """Take a class at drawn sizes; at its own where it cannot be called at those."""
-    recipe = recipe_of(thing)
     try:
+        recipe = recipe_of(thing)
         return _at(recipe, thing, kind)
-    except NotCalledError as problem:
-        own = own_recipe(thing) if recipe.sizes else None
+    except (NotBuiltError, NotCalledError) as problem:
+        own = own_recipe(thing)
         if own is None:
             raise
         try:
@@ -124,9 +125,11 @@ def _from_class(thing: Any, kind: str | None) -> Subject:
 
 def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     with torch.random.fork_rng(devices=[]):
-        sample = attempt(recipe.source, "build", recipe.names)(DrawnConfig())
+        build = attempt(recipe.source, "build", recipe.names)
+        sample = build(DrawnConfig())
     if not isinstance(sample, nn.Module):
         raise TypeError(f"{thing.__name__} gave a {type(sample).__name__}, which is no module; write a Subject")
+    give_values(sample, uninitialised(lambda: build(DrawnConfig())), seed=0)
     sizes = DrawnConfig() if recipe.sizes else sizes_of(sample)
     fixed = _fixed(sample, recipe.sizes) if recipe.sizes else {}
     sizes = replace(sizes, **{name: value for name, (value,) in fixed.items()})

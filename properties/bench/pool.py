@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from veriformer.properties.bench.guards import (
 )
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
+from veriformer.properties.bench.uninitialised import give_values, uninitialised
 from veriformer.properties.subject.palette import further, palette
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
@@ -77,6 +79,7 @@ class ModelPool:
         self.told: Callable[[Built], None] | None = None
         self.is_large = parameters_of(subject.module) >= LARGE
         self._built: dict[tuple[DrawnConfig, torch.dtype, bool], Built] = {}
+        self._uninitialised: dict[DrawnConfig, tuple[str, ...]] = {}
 
     def get(self, config: DrawnConfig, dtype: torch.dtype, *, raw: bool = False) -> Built:
         """Return the model for these sizes, in eval mode.
@@ -143,10 +146,23 @@ class ModelPool:
                 ) from problem
         if isinstance(module, nn.Module):
             _refuse_unallocated(module)
+            give_values(module, self.uninitialised(config), WEIGHT_SEED)
             module = self._moved(module, dtype)
             if not raw:
                 redraw_weights(module, WEIGHT_SEED)
         return Built(module, config, named, is_fresh=True, is_raw=raw, seed=seed)
+
+    def uninitialised(self, config: DrawnConfig) -> tuple[str, ...]:
+        """Return the parameters that `build` gives no value; looked for at the smallest sizes first."""
+        build = self.subject.build
+        if build is None:
+            return ()
+        for sizes in (self.configs[0], config):
+            if sizes not in self._uninitialised:
+                self._uninitialised[sizes] = uninitialised(partial(build, sizes))
+            if not self._uninitialised[sizes]:
+                return ()
+        return self._uninitialised[config]
 
     def _adopted(self, dtype: torch.dtype, copied: bool) -> Any:
         module = self.subject.module

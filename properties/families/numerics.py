@@ -43,6 +43,8 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     remainder, a table that ends) is in none of the others.
     """
     built = case.built()
+    if case.walks_all_paths and (unset := case.bench.pool.uninitialised(built.config)):
+        _ask_of_values(case, unset)
     # float16 ends at 65504: the scores of inputs of 100 are out of its range, whatever the implementation
     large = () if built.dtype == torch.float16 else (100.0,)
     subnormal = torch.finfo(built.dtype).tiny / 4
@@ -57,6 +59,22 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     if case.walks_all_paths and case.subject.kind in SEQUENCES:
         _every_length(case, built)
     case.witness()
+
+
+def _ask_of_values(case: Case, unset: tuple[str, ...]) -> None:
+    """Ask about parameters without a value, unless they are declared to get theirs elsewhere.
+
+    What memory holds may be ordinary numbers on one day and NaN on the next; everything else is judged with values that
+    are drawn for them.
+    """
+    case.require(
+        case.subject.fact("init") == "other",
+        f"{unset[0]} is never given a value",
+        got=f"what the memory held, in {len(unset)} parameter{'s' * (len(unset) > 1)} after build",
+        expected="a value",
+        cause=lambda: f"{', '.join(unset[:3])}: made by torch.empty, or as Tensor(sizes), and not written since",
+        asks=("init", "other"),
+    )
 
 
 def _every_length(case: Case, built: Built) -> None:

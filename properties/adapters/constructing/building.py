@@ -62,7 +62,7 @@ def recipe_of(thing: Any) -> Recipe:
     missing = ""
     for arguments in _ways(thing, parameters, sys.modules.get(thing.__module__)):
         if isinstance(arguments, str):
-            missing = arguments
+            missing = missing or arguments
             continue
         recipe = _recipe(called, user, arguments)
         try:
@@ -84,7 +84,7 @@ def recipe_of(thing: Any) -> Recipe:
 def own_recipe(thing: Any) -> Recipe | None:
     """Return how a class is built at its own sizes, with what it needs alone; None where that is not known."""
     user, called = reached(thing)
-    note = f"{thing.__name__} cannot be called at drawn sizes: judged at its own"
+    note = f"{thing.__name__} cannot be built or called at drawn sizes: judged at its own"
     parameters = inspect.signature(thing).parameters.values()
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     given, unknown = _given(thing, required)
@@ -139,7 +139,10 @@ def _ways(
         if not unknown:
             there = module if holder.name.lower() in _CONFIGURES else None
             for found in configurations(thing, _type_of(thing, holder), there):
-                yield replace(given, configuration=found, argument=holder.name)
+                if isinstance(found, str):
+                    yield f"{holder.name}.{found}"
+                else:
+                    yield replace(given, configuration=found, argument=holder.name)
     given, unknown = _given(thing, parameters)
     yield unknown or given
 
@@ -180,7 +183,8 @@ def _settings(thing: Any, annotated: Any) -> Configuration | None:
     """Return settings of a class that an argument is annotated with."""
     if settings_of(annotated) is None:
         return None
-    return next((one for one in configurations(thing, annotated, None) if not one.lines and not one.imports), None)
+    found = (one for one in configurations(thing, annotated, None) if not isinstance(one, str))
+    return next((one for one in found if not one.lines and not one.imports), None)
 
 
 def _recipe(called: str, user: dict[str, Any], arguments: _Arguments) -> Recipe:

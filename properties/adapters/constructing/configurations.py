@@ -42,8 +42,8 @@ class Configuration:
     given: Mapping[str, str] = field(default_factory=dict)
 
 
-def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration]:
-    """Yield the configurations that a class may take, the surest first.
+def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration | str]:
+    """Yield the configurations that a class may take, the surest first; or what one is asked for that is not known.
 
     Args:
         thing: class or function that takes one.
@@ -230,12 +230,14 @@ class _Asked(dict[str, Any]):
         return eval((values or {})[name], {"c": DrawnConfig()})
 
 
-def _asked_for(thing: Any) -> Iterator[Configuration]:
-    """Yield a namespace, or a dict, of the names that the constructor asks for."""
+def _asked_for(thing: Any) -> Iterator[Configuration | str]:
+    """Yield a namespace, or a dict, of the names that the constructor asks for; or the name that is not known."""
     asked = _Asked()
     with contextlib.suppress(Exception):
         thing(asked)
     values, unknown = _values(dict.fromkeys(asked.names, _MISSING))
+    if unknown:
+        yield unknown
     if not values or unknown:
         return
     told = f"a namespace of what it asks for, {_told(values)}"

@@ -16,7 +16,7 @@ _SIZES: Mapping[str, str] = {
     "d_ff": r"d_?(ff|ffn|inner|mlp|feed_?forward)|((encoder|decoder|enc|dec)_)?"
     r"(ff|ffn|mlp|feed_?forward|intermediate|inner|filter|pf|pwff?|fc)_?"
     r"((hidden|embed)_?)?(dim|dims|size|width|d|units|channels)|(ff|ffn|mlp|feed_?forward)_hidden|dim_?(ff|feed_?forward|mlp)"
-    r"|n_inner|ff|hidden_ff",
+    r"|n_inner|ff|hidden_ff|(moe|experts?)_(hidden|intermediate|inner|ff|ffn)?_?(dim|size)",
     "vocab_size": r"((src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder|token|text)_)?"
     r"(vocab|voc|vocabulary)(_?(size|sz|len|dim))?|(n|num|size|len)_?((src|tgt|trg|word)_)?(vocab|tokens?|words|vocabulary)"
     r"|ntoken|n?vocab|tokens",
@@ -24,15 +24,15 @@ _SIZES: Mapping[str, str] = {
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
-    r"|num_positions|max_t|maxlen|window_len|max_?\w*_(len|length)"
+    r"|num_positions|max_t|maxlen|window_len|(\w+_)?(sliding_)?window(_size|_len|_length)?|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
     r"|(src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder)_(max|context|ctx|seq|sequence|sentence)?_?"
     r"((seq|sequence)_?)?(len|length)",
     "num_classes": r"(n|num)_?(class|classes|labels?|outputs?|targets|categories)|(out|output)_(classes|size)"
     r"|nclass|classes|c_out|out(put)?_dim",
     "dropout": r"(\w+_)?(drop|dropout|pdrop)(_?(rate|p|prob|probability|ratio))?|p_?(drop|dropout)",
     "d_model": r"(d|dim)_?(model|embed|emb|hidden|embedding)?|dims?|(n|num)_?(embd?|embed|embedding|hidden|state)"
-    r"|(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
-    r"(dim|dims|size|width|d)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|in_features|nhid|d_hid"
+    r"|((src|tgt|trg|enc|dec|encoder|decoder)_)?(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
+    r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|in_features|nhid|d_hid"
     r"|(n|num)_?(features?|feats|variables|vars|series)|(enc|dec|c)_in|feature_(dim|size)|(input|in)_feats",
 }  # fmt: skip
 """Patterns of whole names in lower case; the first size whose pattern fits is meant."""
@@ -49,7 +49,7 @@ _STARTS = re.compile(r"(\w+_)?(batch_size|bsz)")
 
 _OTHERS: tuple[tuple[str, str], ...] = (
     (r"(\w+_)?(img|image)_?(size|h|w|height|width|dim)?|height|width|h|w", "8"),
-    (r"(\w+_)?patch(_?(size|dim|h|w|height|width))?", "4"),
+    (r"(\w+_)?patch(_?(size|dim|h|w|height|width))?|p_size", "4"),
     (r"(\w+_)?(in_?)?(channels?|chans|chan)|in_c", "3"),
     (r"(\w+_)?eps(ilon)?", "1e-05"),
     (r"(\w+_)?(theta|rope_base|base)", "10000.0"),
@@ -61,6 +61,13 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     (r"multiple_of", "4"),
     (r"(\w+_)?(bos|sos|start|eos|end|cls|sep|unk|mask)_?(idx|index|id|token|token_id|token_idx)", "0"),
     (r"(\w+_)?(smoothing|decay|coef|coefficient|fraction)", "0.0"),
+    (r"(is_)?causal", "True"),
+    (
+        r"(use|is|has|with|enable|do|tie|share|apply|add)_\w+|tied|mask(ing|ed)|\w+_enabled|norm_topk\w*|\w+_norm_topk\w*",
+        "False",
+    ),
+    (r"(n|num)_?(routed_)?experts", "4"),
+    (r"top_?k|(n|num)_(active|activated|selected)_?\w*|(n|num)_experts_per_tok(en)?|experts_per_tok(en)?", "2"),
     (r"(layer|block)_(id|idx|index|number)|layer", "0"),
 )
 """What is no size and has no default: the first pattern that fits says what it becomes."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.masks.caller_made import with_causal_mask
 from veriformer.properties.adapters.masks.forms import padding_forms
 from veriformer.properties.adapters.masks.padding_tokens import by_token_of_one
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
@@ -31,6 +32,8 @@ def with_mask(
     names.sort(key=lambda n: ("pad" not in n and n != "attention_mask", n))
     own = replace(found.wiring, masks=("attention_mask",))
     x = sequence_of(found, sizes)
+    if (causal := with_causal_mask(found, sample, sizes, names, x)) is not None:
+        return causal
     unread: list[str] = []
     for name in names:
         told, wiring = _hiding(own, sample, sizes, x, name, "attention_mask", _of_one)

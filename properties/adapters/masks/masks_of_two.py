@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.adapters.masks.forms import padding_forms, pairwise_forms
+from veriformer.properties.adapters.masks.caller_made import causal_form
+from veriformer.properties.adapters.masks.forms import padding_forms
 from veriformer.properties.adapters.masks.masking import HIDDEN, Run, mask_of, or_none, sequence_of
 from veriformer.properties.adapters.masks.padding_tokens import by_tokens_of_two
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
@@ -45,7 +46,7 @@ def _with_masks(found: Understood, sample: nn.Module, sizes: DrawnConfig, argume
     target = [n for n in masks if _side(n) == "target"]
     if target and not _is_causal(wiring, sample, sizes):
         for name in sorted(target, key=lambda n: "pad" in n):
-            causal, told = _causal_form(wiring, sample, sizes, name)
+            causal, told = causal_form(wiring, name, "target", lambda w: _is_causal(w, sample, sizes))
             if causal is not None:
                 wiring = causal
                 target.remove(name)
@@ -141,15 +142,3 @@ def _is_causal(wiring: Wiring, sample: nn.Module, sizes: DrawnConfig) -> bool:
     x = torch.randint(1, max(sizes.vocab_size, 2), (_B, _T), generator=torch.Generator().manual_seed(4))
     seen = reached_by(lambda v: wiring.call(sample, x, v), x, (0, 2), sizes.vocab_size)
     return seen is not None and seen.ndim == 2 and not bool(seen[0, :2].any()) and bool(seen[0, 2:].all())
-
-
-def _causal_form(wiring: Wiring, sample: nn.Module, sizes: DrawnConfig, name: str) -> tuple[Wiring | None, str]:
-    lower = "torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).tril()"
-    for form, told in pairwise_forms("lower", hidden_first=False):
-        tried = replace(wiring.having(**{name: form}), before=(*wiring.before, f"lower = {lower}"))
-        try:
-            if _is_causal(tried, sample, sizes):
-                return tried, told
-        except Exception:
-            continue
-    return None, ""

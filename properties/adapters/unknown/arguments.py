@@ -14,6 +14,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ("key", r"x?_?(k|key|keys)(_in)?s?"),
     ("value", r"x?_?(v|value|values)(_in)?s?"),
     ("target", r"(tgt|trg|target)s?(_?(seq|ids|tokens|input|inputs|sequence|in))?|(dec|decoder)_?\w*|output_(seq|ids)"
+               r"|target_\w*(embeddings?|tokens|inputs?)"
                r"|outputs?|y"),
     ("memory", r"memory|mem|context|ctx|cond|enc(oder)?_(out|output|outputs|src|hidden_states?|states?)|enc_output"
                r"|encoder_hidden_states"),

@@ -150,6 +150,10 @@ def _read(
         candidates = [(".unsqueeze(-1)", output[:, None])]
     if not candidates:
         return None
+    if what == "tokens" and len(candidates) > 1:  # logits before hidden states
+        candidates = sorted(
+            candidates, key=lambda one: one[1].shape[-1] not in (sizes.vocab_size, sizes.vocab_size + 1)
+        )
     where, tensor = candidates[0]
     wiring = replace(wiring, pick=where)
     shape = tuple(tensor.shape)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from veriformer.properties.adapters.masks import masking
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
@@ -101,6 +101,8 @@ def of_two_sequences(
     found = [(w, t) for w, t in picks(output, (B, T), B * T) if t.ndim == 3]
     if not found:
         raise NotCalledError(f"{name} gave {shape_of(output)} for two sequences [{B}, {T}]; write a Subject")
+    if len(found) > 1:
+        found = _of_the_target(sample, wiring, found, x, y, sizes.vocab_size)
     wiring = replace(wiring, pick=found[0][0])
     notes = [f"of what it gives, output{found[0][0]} is judged"] if found[0][0] else []
     own = "target" if is_pair else "x"
@@ -114,3 +116,15 @@ def of_two_sequences(
         notes += more
     told = kind or ("encoder_decoder" if is_pair else "cross_attention")
     return Understood(told, wiring, "tokens" if embeds(sample) and is_pair else None, (), tuple(notes))
+
+
+def _of_the_target(
+    sample: nn.Module, wiring: Wiring, found: list[tuple[str, Tensor]], x: Tensor, y: Tensor, vocab_size: int
+) -> list[tuple[str, Tensor]]:
+    """Return what follows the length of the second sequence, logits over the vocabulary first; all where none does."""
+    try:
+        shorter = {w: t.shape for w, t in picks(wiring.call(sample, x, y[:, :-1]), (B, T - 1), B * (T - 1))}
+    except Exception:
+        return found
+    longest = [(w, t) for w, t in found if w in shorter and shorter[w][1] == T - 1] or found
+    return sorted(longest, key=lambda one: one[1].shape[-1] not in (vocab_size, vocab_size + 1))
