@@ -117,13 +117,16 @@ def _all_ways(sample: nn.Module, module: ModuleType | None, arguments: Sequence[
                 told = f"{name}={first}" + "".join(f", {n}={v}" for n, v in {**flags, **more}.items())
                 yield _Way({**flags, **more}, first, name, "", told)
     if starts or places or (flags and resets):
-        for reset in [*resets, ""] if not starts else ["", *resets]:
-            told = ", ".join(f"{n}={v}" for n, v in {**flags, **starts, **places}.items())
-            yield _Way({**flags, **starts, **places}, "", "", reset, told)
+        for more in [one for one in _subsets(starts, places) if one or not (starts or places)]:
+            for reset in [*resets, ""] if not starts else ["", *resets]:
+                told = ", ".join(f"{n}={v}" for n, v in {**flags, **more}.items())
+                yield _Way({**flags, **more}, "", "", reset, told)
 
 
 def _subsets(starts: dict[str, str], places: dict[str, str]) -> Iterator[dict[str, str]]:
     yield {**starts, **places}
+    if places:  # a row for all samples
+        yield {**starts, **{name: f"{value}[None]" for name, value in places.items()}}
     if starts or places:
         yield {}
 
@@ -152,7 +155,8 @@ def _firsts(sample: nn.Module, module: ModuleType | None) -> Iterator[str]:
 
 def _made_by(sample: nn.Module, called: str) -> Iterator[str]:
     for name in dir(type(sample)):
-        if re.fullmatch(_MAKERS, name) and inspect.isfunction(getattr(type(sample), name)):
+        is_own = inspect.isfunction(getattr(type(sample), name)) and not hasattr(nn.Module, name)
+        if re.fullmatch(_MAKERS, name) and is_own:
             words = _words(getattr(sample, name))
             if words is not None:
                 yield f"{called}.{name}({words})"

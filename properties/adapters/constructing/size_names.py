@@ -31,7 +31,7 @@ _SIZES: Mapping[str, str] = {
     r"|nclass|classes|c_out|out(put)?_dim",
     "dropout": r"(\w+_)?(drop|dropout|pdrop)(_?(rate|p|prob|probability|ratio))?|p_?(drop|dropout)",
     "d_model": r"(d|dim)_?(model|embed|emb|hidden|embedding)?|dims?|(n|num)_?(embd?|embed|embedding|hidden|state)"
-    r"|((src|tgt|trg|enc|dec|encoder|decoder)_)?(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
+    r"|((src|tgt|trg|enc|dec|encoder|decoder)_)?(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|enc|dec|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
     r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|in_features|nhid|d_hid"
     r"|(n|num)_?(features?|feats|variables|vars|series)|(enc|dec|c)_in|feature_(dim|size)|(input|in)_feats",
 }  # fmt: skip
@@ -40,6 +40,7 @@ _SIZES: Mapping[str, str] = {
 _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|features))?|hidden_?(dim|size)|d_hid|nhid")
 """Names that mean d_model where nothing else does, and d_ff beside one that does."""
 
+_SIDE = re.compile(r"^(enc|dec|encoder|decoder|src|tgt|trg|source|target|self|text)_")
 _HEIGHT = re.compile(r"height")
 _ENTERS, _LEAVES = re.compile(r"in(put)?_dim"), re.compile(r"out(put)?_dim")
 
@@ -48,9 +49,9 @@ _TURNED = re.compile(r"(n|num|dim|d)_?(rot|rotary|rope)|(rot|rotary|rope)_?(emb_
 _STARTS = re.compile(r"(\w+_)?(batch_size|bsz)")
 
 _OTHERS: tuple[tuple[str, str], ...] = (
-    (r"(\w+_)?(img|image)_?(size|h|w|height|width|dim)?|height|width|h|w", "8"),
+    (r"(\w+_)?(im|img|image)_?(size|h|w|height|width|dim)?|height|width|h|w", "8"),
     (r"(\w+_)?patch(_?(size|dim|h|w|height|width))?|p_size", "4"),
-    (r"(\w+_)?(in_?)?(channels?|chans|chan)|in_c", "3"),
+    (r"(\w+_)?(in_?)?(channels?|chans|chan)|in_c|c_dim", "3"),
     (r"(\w+_)?eps(ilon)?", "1e-05"),
     (r"(\w+_)?(theta|rope_base|base)", "10000.0"),
     (r"(\w+_)?bias", "True"),
@@ -58,6 +59,9 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     (r"(\w+_)?(act|activation)(_fn|_function|_typ|_type)?", "'gelu'"),
     (r"(\w+_)?(expansion|mult|multiplier|ratio|expand|expansion_factor|mlp_ratio)", "4"),
     (r"(\w+_)?(ff|ffn|mlp|feed_?forward)_(scaling|factor|scale)|(ff|ffn|mlp)_(mult|multiplier)", "4"),
+    (r"(\w+_)?scaling_factor", "1.0"),
+    (r"(\w+_)?beta_fast", "32"),
+    (r"(\w+_)?beta_slow", "1"),
     (r"multiple_of", "4"),
     (r"(\w+_)?(bos|sos|start|eos|end|cls|sep|unk|mask)_?(idx|index|id|token|token_id|token_idx)", "0"),
     (r"(\w+_)?(smoothing|decay|coef|coefficient|fraction)", "0.0"),
@@ -80,7 +84,10 @@ def size_of_name(name: str) -> str | None:
     ('d_model', 'num_heads', 'max_len', None)
     """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
-    return next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, plain)), None)
+    for known in (plain, _SIDE.sub("", plain)):
+        if size := next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, known)), None):
+            return size
+    return None
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:
@@ -126,7 +133,7 @@ def expression_for(name: str, size: str | None, default: Any, *, pads: bool, is_
         return "max(2, c.d_head // 4 * 2)"  # a part of the channels of a head, in pairs
     if name.lower() == "device" and not is_required and default is not None:
         return "'cpu'"
-    is_picture = re.fullmatch(r"(\w+_)?(img|image|patch)_?(size|h|w|height|width)?", name.lower()) is not None
+    is_picture = re.fullmatch(r"(\w+_)?(im|img|image|patch)_?(size|h|w|height|width)?", name.lower()) is not None
     if not is_required and not (is_picture and isinstance(default, int) and not isinstance(default, bool)):
         return None
     return next((value for pattern, value in _OTHERS if re.fullmatch(pattern, name.lower())), None)

@@ -60,6 +60,8 @@ def with_causal_mask(
         names: of its arguments that may be masks.
         x: what it takes.
     """
+    if found.kind != "decoder" or not names:
+        return None
     last = x.shape[1] - 1
 
     def seen(wiring: Wiring, at: int) -> Tensor | None:
@@ -73,7 +75,7 @@ def with_causal_mask(
         )  # fmt: skip
 
     without = seen(found.wiring, last)
-    if found.kind != "decoder" or not names or without is None or not bool(without[0].all()):
+    if without is None or not bool(without[0].all()):
         return None
     if not any(_MAKES.search(text) for text in _beside(sample)):
         return None

@@ -100,7 +100,7 @@ def tensors_in(output: Any) -> list[tuple[str, Tensor]]:
         names = sorted(output, key=lambda n: _RANK.get(str(n), 9))
         return [(f"[{n!r}]{w}", t) for n in names for w, t in tensors_in(output[n])]
     if isinstance(output, tuple | list) and not hasattr(output, "_fields"):
-        return [(f"[{i}]{w}", t) for i, part in enumerate(output[:4]) for w, t in tensors_in(part)]
+        return [(f"[{i}]{w}", t) for i, part in enumerate(output[:8]) for w, t in tensors_in(part)]
     if hasattr(output, "__dict__") or hasattr(output, "_fields"):
         names = getattr(output, "_fields", None) or list(vars(output))
         ranked = sorted((n for n in names if not n.startswith("_")), key=lambda n: _RANK.get(n, 9))
