@@ -32,11 +32,12 @@ from veriformer.properties.adapters.places import Beside
 from veriformer.properties.adapters.plugins import Plugin, PluginError, installed
 from veriformer.properties.adapters.recognising import RECOGNISERS
 from veriformer.properties.adapters.shadows import shadow
-from veriformer.properties.bench.guards import is_its_own, told
+from veriformer.properties.bench.guards import is_its_own
 from veriformer.properties.engine.property import Property
 from veriformer.properties.judging.catalogue import catalogue
 from veriformer.properties.power.canaries import CANARIES, Canary
 from veriformer.properties.power.faults import FAULTS, Fault
+from veriformer.properties.subject.raised import told
 
 
 @dataclass(frozen=True)

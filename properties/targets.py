@@ -192,7 +192,8 @@ def _nearest(name: str, known: Any) -> str:
 
 def _blame(problem: BaseException) -> str:
     """Name the error and the line of the user's code that it comes from."""
-    from veriformer.properties.bench.guards import last_frames, told
+    from veriformer.properties.bench.guards import last_frames
+    from veriformer.properties.subject.raised import told
 
     if isinstance(problem, SyntaxError):
         where = f" ({Path(problem.filename).name}, line {problem.lineno})" if problem.filename else ""

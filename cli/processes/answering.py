@@ -26,7 +26,7 @@ from veriformer.properties.adapters.pasted import as_source
 from veriformer.properties.adapters.plugins import Plugin, PluginError
 from veriformer.properties.adapters.recognising import shipped
 from veriformer.properties.adapters.target import LIBRARY, Target, TargetError, is_a_file_alone
-from veriformer.properties.bench.guards import told, whose_fault
+from veriformer.properties.bench.guards import whose_fault
 from veriformer.properties.bench.isolation import is_lost, kept_flags
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
@@ -38,6 +38,7 @@ from veriformer.properties.results.clocks import ENDED_FOR, PULSE
 from veriformer.properties.results.reading import result_of
 from veriformer.properties.results.records import TIMEOUT, plain
 from veriformer.properties.subject.claims import claims_of
+from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.subject import Subject
 from veriformer.properties.targets import at_home, load
 

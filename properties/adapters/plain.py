@@ -18,6 +18,7 @@ from veriformer.properties.adapters.beside.offers import Offer
 from veriformer.properties.adapters.constructing.building import NotBuiltError, Recipe, own_recipe, recipe_of
 from veriformer.properties.adapters.constructing.heads import widths_taken
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
+from veriformer.properties.adapters.constructing.uninitialised import give_values, uninitialised
 from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
 from veriformer.properties.adapters.masks.masking import sequence_of
 from veriformer.properties.adapters.unknown.calling import understood
@@ -26,7 +27,6 @@ from veriformer.properties.adapters.unknown.understanding import NotCalledError,
 from veriformer.properties.adapters.unknown.unused import positions_by_name, window_by_name
 from veriformer.properties.adapters.unknown.wiring import stirred
 from veriformer.properties.adapters.unknown.written import attempt, written
-from veriformer.properties.bench.uninitialised import give_values, uninitialised
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.constructing.uninitialised import give_values, uninitialised
 from veriformer.properties.bench.guards import (
     SizesRefusedError,
     SubjectError,
@@ -18,12 +19,11 @@ from veriformer.properties.bench.guards import (
     insist_on_room,
     is_its_own,
     limited,
-    told,
 )
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
-from veriformer.properties.bench.uninitialised import give_values, uninitialised
 from veriformer.properties.subject.palette import further, palette
+from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 

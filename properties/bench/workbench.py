@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.compiling import compiled as compile_call
 from veriformer.properties.bench.compiling import why_not_compiled
-from veriformer.properties.bench.guards import SizesRefusedError, SubjectError, WrongOutputError, guarded, limited, told
+from veriformer.properties.bench.guards import SizesRefusedError, SubjectError, WrongOutputError, guarded, limited
 from veriformer.properties.bench.pool import Built, ModelPool, duplicate
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.recording import Recording
 from veriformer.properties.bench.tally import Tally
+from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.bench.guards import SubjectError, first_line
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import is_deterministic_in_training, mask_axes
 from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.bench.workbench import Workbench
@@ -21,6 +21,7 @@ from veriformer.properties.subject.kinds import SEQUENCE_KINDS
 from veriformer.properties.subject.layouts import laid_out
 from veriformer.properties.subject.palette import FEW, LONG, MANY
 from veriformer.properties.subject.paths import COMPILED_LENGTH, DEFAULT, GRAD_MODES, Path, in_turn, paths_of, walking
+from veriformer.properties.subject.raised import first_line
 from veriformer.properties.subject.subject import Subject
 
 _AXES = {"attention": ("B", "H", "T", "K"), "softmax": (), "norm": (), "loss": ("B", "T")}

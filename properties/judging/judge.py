@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from veriformer.properties.anatomy.describing import Part
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames, told, whose_fault
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames, whose_fault
 from veriformer.properties.bench.isolation import is_lost, isolated
 from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
@@ -27,6 +27,7 @@ from veriformer.properties.probes.findings import Finding
 from veriformer.properties.probes.probe import Seen, identify, probe, taken_apart
 from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
 from veriformer.properties.subject.asking import LENIENT, facts_asked_for
+from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.subject import Subject
 
 

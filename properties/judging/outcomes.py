@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, told, whose_fault
+from veriformer.properties.bench.guards import NoRoomError, SubjectError, SubjectTimeoutError, whose_fault
 from veriformer.properties.bench.measured import gives_no_gradients
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
@@ -20,6 +20,7 @@ from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfErro
 from veriformer.properties.judging.preflight import Preflight
 from veriformer.properties.results import records as r
 from veriformer.properties.results.records import Result
+from veriformer.properties.subject.raised import told
 
 STANDS_IN_THE_WAY = (r.FAIL, r.BLOCKED, r.ERROR, r.TIMEOUT)
 """Outcomes of a required property that block what requires it."""

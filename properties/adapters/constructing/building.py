@@ -15,7 +15,7 @@ from veriformer.properties.adapters.constructing.choices import choice_of, guess
 from veriformer.properties.adapters.constructing.configurations import Configuration, configurations, own_configurations
 from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
 from veriformer.properties.adapters.unknown.written import USER, attempt
-from veriformer.properties.bench.guards import told
+from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _CONFIGURES = ("config", "cfg", "args", "params", "hparams", "conf", "opt", "options", "settings", "configuration",

@@ -24,7 +24,7 @@ _SIZES: Mapping[str, str] = {
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
-    r"|num_positions|max_t|maxlen|window_len|(\w+_)?(sliding_)?window(_size|_len|_length)?|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
+    r"|num_positions|max_t|maxlen|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
     r"|(src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder)_(max|context|ctx|seq|sequence|sentence)?_?"
     r"((seq|sequence)_?)?(len|length)",
     "num_classes": r"(n|num)_?(class|classes|labels?|outputs?|targets|categories)|(out|output)_(classes|size)"
@@ -49,6 +49,7 @@ _TURNED = re.compile(r"(n|num|dim|d)_?(rot|rotary|rope)|(rot|rotary|rope)_?(emb_
 _STARTS = re.compile(r"(\w+_)?(batch_size|bsz)")
 
 _OTHERS: tuple[tuple[str, str], ...] = (
+    (r"(\w+_)?window(_size|_len|_length)?", "c.max_len"),
     (r"(\w+_)?(im|img|image)_?(size|h|w|height|width|dim)?|height|width|h|w", "8"),
     (r"(\w+_)?patch(_?(size|dim|h|w|height|width))?|p_size", "4"),
     (r"(\w+_)?(in_?)?(channels?|chans|chan)|in_c|c_dim", "3"),
