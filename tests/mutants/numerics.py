@@ -66,3 +66,21 @@ def shared_cache() -> Subject:
             return kept[length][:, : self.width]
 
     return Subject(kind="positions", build=lambda c: Positions(c.d_model), forward=lambda m, length: m(length))
+
+
+@fault(
+    "IN-never-written",
+    "A norm's weight is made by torch.empty and never written",
+    killed_by=("numerics.finite",),
+    cause="made by torch.empty",
+)
+def never_written() -> Subject:
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    return Subject(kind="norm", build=lambda c: Scaled(c.d_model), forward=lambda m, x: m(x), declares={"norm": "rms"})

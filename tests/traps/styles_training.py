@@ -201,3 +201,22 @@ def dropped_branches() -> Subject:
 @trap("style-joined-matrices", "Matrices are joined for inference, and anew where the weights changed", "own")
 def joined_by_version() -> Subject:
     return joined(JoinedOnce)
+
+
+@trap("style-values-elsewhere", "Weights get their values from a checkpoint, torch.empty until then", "Llama 2 (Meta)")
+def values_elsewhere() -> Subject:
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            return self.weight * (wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+    return Subject(
+        kind="norm",
+        build=lambda c: Scaled(c.d_model),
+        forward=lambda m, x: m(x),
+        declares={"norm": "rms", "init": "other"},
+    )

@@ -33,6 +33,7 @@ WITHOUT_SCRIPT = {
         "the twin is built by the whole reference, which a script that imports nothing of ours cannot do",
     ),
     "instances-cache": "what one instance leaves behind is there already when the case is written down",
+    "IN-never-written": "what memory holds where nothing was written is no call that a script could make",
 }
 """Faults whose first failure has no standalone script, each with the reason."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from veriformer.properties.adapters.constructing.choices import choice_of, guess_of, settings_of
 from veriformer.properties.adapters.constructing.configurations import Configuration, configurations, own_configurations
+from veriformer.properties.adapters.constructing.ready_made import class_of_part, is_module, made_by
 from veriformer.properties.adapters.constructing.size_names import expression_for, is_padding_id, meanings
 from veriformer.properties.adapters.unknown.written import USER, attempt
 from veriformer.properties.subject.raised import told
@@ -21,6 +22,9 @@ from veriformer.properties.subject.sizes import DrawnConfig
 _CONFIGURES = ("config", "cfg", "args", "params", "hparams", "conf", "opt", "options", "settings", "configuration",
                "configs", "model_args", "model_config", "hyperparameters", "hp", "c", "model_cfg",
                "h_params")  # fmt: skip
+
+_GUESSED = "{} = {} was guessed; if that is not ordinary, write a Subject with build="
+_DEPTH = 3  # parts of parts
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ def recipe_of(thing: Any) -> Recipe:
     name = getattr(thing, "__name__", str(thing))
     if problems:
         raise NotBuiltError(f"{name} cannot be built from drawn sizes: {told(problems[0])}") from problems[0]
+    elsewhere = made_by(thing)
     raise NotBuiltError(
-        f"{name} needs the argument {missing!r}, which is no size that is known here; write "
+        f"{name} needs the argument {missing!r}, which is no size that is known here; {elsewhere}write "
         f"Subject(kind=..., build=lambda c: {name}(...), forward=lambda m, x: m(x))"
     )
 
@@ -147,8 +152,14 @@ def _ways(
     yield unknown or given
 
 
-def _given(thing: Any, parameters: list[inspect.Parameter]) -> tuple[_Arguments, str]:
-    """Return the source of each argument, and the first required one that nothing is known for."""
+def _given(thing: Any, parameters: list[inspect.Parameter], depth: int = 0) -> tuple[_Arguments, str]:
+    """Return the source of each argument, and the first required one that nothing is known for.
+
+    Args:
+        thing: what is built.
+        parameters: its arguments.
+        depth: of the parts that it is one of.
+    """
     known = meanings(p.name for p in parameters)
     pads = any(is_padding_id(p.name) for p in parameters)
     given: dict[str, str] = {}
@@ -157,13 +168,14 @@ def _given(thing: Any, parameters: list[inspect.Parameter]) -> tuple[_Arguments,
     guesses: list[str] = []
     for p in parameters:
         is_required = p.default is p.empty
+        annotated = _type_of(thing, p)
+        is_number = not (is_required and is_module(annotated))
         value = expression_for(p.name, known.get(p.name), p.default, pads=pads, is_required=is_required)
-        if value is not None:
+        if value is not None and is_number:
             given[p.name] = value
             continue
         if not is_required:
             continue
-        annotated = _type_of(thing, p)
         if (choice := choice_of(thing, p.name, annotated)) is not None:
             given[p.name] = choice[0]
             names |= choice[1]
@@ -171,9 +183,14 @@ def _given(thing: Any, parameters: list[inspect.Parameter]) -> tuple[_Arguments,
             given[p.name] = found.expression
             names |= found.names
             sizes |= found.given
+        elif (part := _part(thing, p.name, annotated, depth)) is not None:
+            given[p.name] = part.expression
+            names |= part.names
+            sizes |= part.given
+            guesses += part.told.splitlines()
         elif (number := guess_of(annotated)) is not None:
             given[p.name] = number
-            guesses.append(f"{p.name} = {number} was guessed; if that is not ordinary, write a Subject with build=")
+            guesses.append(_GUESSED.format(p.name, number))
         else:
             return _Arguments(given, names, sizes), p.name
     return _Arguments(given, names, sizes, tuple(guesses)), ""
@@ -185,6 +202,26 @@ def _settings(thing: Any, annotated: Any) -> Configuration | None:
         return None
     found = (one for one in configurations(thing, annotated, None) if not isinstance(one, str))
     return next((one for one in found if not one.lines and not one.imports), None)
+
+
+def _part(thing: Any, name: str, annotated: Any, depth: int) -> Configuration | None:
+    """Return how a module is made that a constructor takes ready-made, where its class is told by type or by name."""
+    cls = class_of_part(thing, name, annotated)
+    if cls is None or depth == _DEPTH:
+        return None
+    parameters = [
+        p for p in inspect.signature(cls).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    arguments, unknown = _given(cls, parameters, depth + 1)
+    if unknown:
+        return None
+    words = ", ".join(f"{n}={value}" for n, value in arguments.given.items())
+    sizes = {f"{name}.{n}": value for n, value in {**arguments.given, **arguments.sizes}.items()}
+    told_of = f"{name} is a {cls.__name__} made here"
+    return Configuration(
+        f"{cls.__name__}({words})", "\n".join([told_of, *arguments.guesses]),
+        names={cls.__name__: cls, **arguments.names}, given=sizes,
+    )  # fmt: skip
 
 
 def _recipe(called: str, user: dict[str, Any], arguments: _Arguments) -> Recipe:
@@ -201,6 +238,7 @@ def _recipe(called: str, user: dict[str, Any], arguments: _Arguments) -> Recipe:
         user = {**user, **found.names}
         words.insert(0, f"{arguments.argument}={found.expression}")
         values |= found.given
+        notes += [_GUESSED.format(f"{arguments.argument}.{name}", 2) for name in found.guessed]
         notes.append(f"built with {found.told}")
     body = "\n".join(f"    {line}" for line in [*lines, f"return {called}({', '.join(words)})"])
     source = "\n".join([*imports, *[""] * (2 * bool(imports)), "def build(c):", body]) + "\n"

@@ -19,6 +19,8 @@ from veriformer.properties.adapters.constructing.size_names import expression_fo
 
 _NAMED = re.compile(r"(?i)\w*(config|cfg|args|params|hparams|conf|hyper)\w*")
 _MISSING = object()
+_GUESSES = 3
+"""Names of a configuration that are given a number without knowing what they mean; of more, none."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Configuration:
         imports: that the source needs.
         names: that it uses beside the user's module.
         given: the values that are set, as source, by name.
+        guessed: the names of those of which nothing is known, a number each.
     """
 
     expression: str
@@ -40,6 +43,7 @@ class Configuration:
     imports: tuple[str, ...] = ()
     names: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
+    guessed: tuple[str, ...] = ()
 
 
 def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration | str]:
@@ -205,52 +209,76 @@ def _of_parser(function: Any, name: str) -> Iterator[Configuration]:
 class _Asked(dict[str, Any]):
     """Notes the names that a constructor asks of its configuration, as attributes or as keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, guessed: tuple[str, ...]) -> None:
         super().__init__()
         self.names: dict[str, bool] = {}
+        self.guessed = guessed
+        self.unknown = ""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._answer(name, True)
+        if not name.startswith("__") and (found := self._answer(name, True)) is not None:
+            return found
+        raise AttributeError(name)
 
     def __getitem__(self, name: str) -> Any:
-        return self._answer(name, False)
+        if (found := self._answer(name, False)) is not None:
+            return found
+        raise KeyError(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         return default if default is not None else self._answer(name, False)
 
     def _answer(self, name: str, is_attribute: bool) -> Any:
+        values, _ = _values(dict.fromkeys([*self.names, name], _MISSING), self.guessed)
+        if values is None:
+            self.unknown = name
+            return None
         self.names[name] = is_attribute
-        values, unknown = _values(dict.fromkeys(self.names, _MISSING))
-        if unknown:
-            raise KeyError(unknown)
         from veriformer.properties.subject.sizes import DrawnConfig
 
-        return eval((values or {})[name], {"c": DrawnConfig()})
+        return eval(values[name], {"c": DrawnConfig()})
 
 
 def _asked_for(thing: Any) -> Iterator[Configuration | str]:
     """Yield a namespace, or a dict, of the names that the constructor asks for; or the name that is not known."""
-    asked = _Asked()
-    with contextlib.suppress(Exception):
-        thing(asked)
-    values, unknown = _values(dict.fromkeys(asked.names, _MISSING))
-    if unknown:
-        yield unknown
-    if not values or unknown:
+    guessed: tuple[str, ...] = ()
+    while True:
+        asked = _Asked(guessed)
+        try:
+            thing(asked)
+        except (AttributeError, KeyError) as problem:
+            if (name := asked.unknown) and name in str(problem):  # without a default: a number, if it is one
+                if len(guessed) == _GUESSES:
+                    yield guessed[0]
+                    return
+                guessed = (*guessed, name)
+                continue
+        except Exception:
+            pass
+        break
+    values, _ = _values(dict.fromkeys(asked.names, _MISSING), guessed)
+    if not values:
         return
     told = f"a namespace of what it asks for, {_told(values)}"
     if all(asked.names.values()):
         inner = ", ".join(f"{n}={v}" for n, v in values.items())
-        yield Configuration(f"types.SimpleNamespace({inner})", told, (), ("import types",), given=values)
+        yield Configuration(
+            f"types.SimpleNamespace({inner})", told, (), ("import types",), given=values, guessed=guessed
+        )
     else:
         inner = ", ".join(f"{n!r}: {v}" for n, v in values.items())
-        yield Configuration(f"{{{inner}}}", told.replace("namespace", "dict"), given=values)
+        yield Configuration(f"{{{inner}}}", told.replace("namespace", "dict"), given=values, guessed=guessed)
+    if guessed:
+        yield guessed[0]
 
 
-def _values(fields: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
-    """Return the source of what each field becomes; None, and its name, where one is required and nothing known."""
+def _values(fields: Mapping[str, Any], guessed: tuple[str, ...] = ()) -> tuple[dict[str, str] | None, str]:
+    """Return the source of what each field becomes; None, and its name, where one is required and nothing known.
+
+    Args:
+        fields: names, and the defaults that they have.
+        guessed: those that become a number all the same.
+    """
     known = meanings(fields)
     pads = any(is_padding_id(n) for n in fields)
     values: dict[str, str] = {}
@@ -259,6 +287,8 @@ def _values(fields: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:
         found = expression_for(name, known.get(name), default, pads=pads, is_required=is_required)
         if found is not None:
             values[name] = found
+        elif name in guessed:
+            values[name] = "2"
         elif is_required:
             return None, name
     return values, ""

@@ -1,0 +1,191 @@
+"""Files of whole projects: what they import, what their constructors ask for, and what the code beside them gives."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from veriformer.properties.adapters.target import TargetError
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.judging.catalogue import named
+from veriformer.properties.judging.judge import Judge
+from veriformer.properties.subject.subject import Subject
+from veriformer.properties.targets import load
+
+MAP = """
+from torch import nn
+class Map(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+    def forward(self, x):
+        return self.map(x)
+"""
+WHOLE = """
+class Whole(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.one = Map(d_model)
+    def forward(self, x):
+        return self.one(x)
+"""
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text), encoding="utf-8")
+
+
+def outcome(subject: Subject, prop: str) -> str:
+    return Judge(subject, Settings(profile="quick"), is_brief=True).judge(named((prop,))[0]).outcome
+
+
+@pytest.mark.parametrize(
+    ("imports", "parts"),
+    [
+        ("from src.model.parts_a import Map", "src/model/parts_a.py"),
+        ("from model.parts_b import Map", "src/model/parts_b.py"),
+        ("from .parts_c import Map", "src/model/parts_c.py"),
+        ("from ..shared_d import Map", "src/shared_d.py"),
+        ("from parts_e import Map", "src/model/parts_e.py"),
+    ],
+    ids=["from the root", "from a folder above", "relative", "relative, a folder above", "beside"],
+)
+def test_imports_are_found_as_where_the_project_runs(imports: str, parts: str, tmp_path: Path) -> None:
+    """None of these folders has an `__init__.py`."""
+    write(tmp_path, {parts: MAP, "src/model/whole.py": f"from torch import nn\n{imports}\n{WHOLE}"})
+    (subject,) = load(str(tmp_path / "src" / "model" / "whole.py"))
+    assert subject.name == "Whole"
+    assert subject.kind == "feed_forward"
+
+
+DECODER = """
+import torch
+from torch import nn
+class GPT(nn.Module):
+    def __init__(self, vocab_size, d_model, n_heads, max_len):
+        super().__init__()
+        self.table, self.places = nn.Embedding(vocab_size, d_model), nn.Embedding(max_len, d_model)
+        layer = nn.TransformerEncoderLayer(d_model, n_heads, 2 * d_model, 0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(d_model, vocab_size)
+    def forward(self, ids, mask=None):
+        x = self.table(ids) + self.places.weight[: ids.shape[1]]
+        return self.out(self.body(x, mask=mask))
+"""
+
+
+def test_a_caller_that_makes_the_causal_mask_is_done_as(tmp_path: Path) -> None:
+    trains = "import torch\ndef step(model, ids):\n    t = ids.shape[1]\n    mask = torch.ones(t, t).triu(1).bool()\n"
+    write(tmp_path, {"model.py": DECODER, "train.py": trains + "    return model(ids, mask)\n"})
+    (subject,) = load(str(tmp_path / "model.py"))
+    assert subject.kind == "decoder"
+    assert any("mask is made here, as its caller would: causal" in note for note in subject.notes)
+    assert outcome(subject, "causality.no-future-influence") == "PASS"
+
+
+def test_where_nobody_makes_a_causal_mask_the_model_is_asked_for_one(tmp_path: Path) -> None:
+    write(tmp_path, {"model.py": DECODER})
+    (subject,) = load(str(tmp_path / "model.py"), kind="decoder")
+    assert not any("as its caller would" in note for note in subject.notes)
+    assert outcome(subject, "causality.no-future-influence") in ("FAIL", "OPEN")
+
+
+CHOICES = """
+import enum
+from typing import Literal
+from torch import nn
+class Norm(enum.Enum):
+    LAYER = "layer"
+    NONE = "none"
+class Layer(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, norm: Norm, place: Literal["pre", "post"], style: str, steps: int):
+        super().__init__()
+        if style == "relu":
+            self.act = nn.ReLU()
+        elif style == "gelu":
+            self.act = nn.GELU()
+        else:
+            raise ValueError(style)
+        self.norm = nn.LayerNorm(d_model) if norm is Norm.LAYER else nn.Identity()
+        self.attention = nn.MultiheadAttention(d_model, n_heads, batch_first=True)
+        self.map, self.is_pre, self.steps = nn.Linear(d_model, d_model), place == "pre", steps
+    def forward(self, x):
+        y = self.norm(x) if self.is_pre else x
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        for _ in range(self.steps):
+            x = x + self.map(self.act(x))
+        return x if self.is_pre else self.norm(x)
+"""
+
+
+def test_what_is_no_size_is_chosen_as_the_code_allows_and_guesses_are_told(tmp_path: Path) -> None:
+    write(tmp_path, {"layer.py": CHOICES})
+    (subject,) = load(f"{tmp_path}/layer.py:Layer")
+    assert subject.kind == "layer"
+    assert any("steps = 2 was guessed" in note for note in subject.notes)
+
+
+def test_what_stops_a_constructor_is_told(tmp_path: Path) -> None:
+    text = MAP.replace("super().__init__()", "super().__init__(); raise ValueError('a table of names is required')")
+    write(tmp_path, {"map.py": text})
+    with pytest.raises(TargetError, match="cannot be built from drawn sizes: ValueError: a table of names is required"):
+        load(f"{tmp_path}/map.py:Map")
+
+
+PARTS = """
+from torch import nn
+class Encoder(nn.Module):
+    def __init__(self, d_model, n_heads, blocks{more}):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(d_model, n_heads, 2 * d_model, 0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+    def forward(self, x):
+        return self.body(x)
+class Whole(nn.Module):
+    def __init__(self, encoder{typed}, vocab_size, d_model):
+        super().__init__()
+        self.table, self.encoder = nn.Embedding(vocab_size, d_model), encoder
+    def forward(self, tokens):
+        return self.encoder(self.table(tokens))
+"""
+
+
+@pytest.mark.parametrize("typed", ["", ": Encoder", ": nn.Module"])
+def test_parts_that_a_constructor_takes_are_made_by_their_type_or_name(typed: str, tmp_path: Path) -> None:
+    write(tmp_path, {"whole.py": PARTS.format(typed=typed, more="")})
+    (subject,) = load(f"{tmp_path}/whole.py:Whole")
+    assert subject.kind == "encoder"
+    assert "encoder is a Encoder made here" in subject.notes or "encoder is an Encoder made here" in subject.notes
+
+
+def test_of_parts_that_are_not_known_it_is_told_who_makes_them(tmp_path: Path) -> None:
+    maker = "from whole import Encoder, Whole\ndef build(d_model):\n    whole = "
+    write(tmp_path, {
+        "whole.py": PARTS.format(typed="", more=", flavour"),
+        "making.py": maker + "Whole(Encoder(d_model, 2, 1, None), 9, d_model)\n    return whole.to('cpu').eval()\n",
+    })  # fmt: skip
+    with pytest.raises(TargetError, match=r"needs the argument 'encoder'.*making.py:build makes one"):
+        load(f"{tmp_path}/whole.py:Whole")
+    (subject,) = load(f"{tmp_path}/making.py")
+    assert subject.kind == "encoder"
+
+
+def test_what_a_configuration_is_asked_for_without_a_default_is_a_number_if_that_serves(tmp_path: Path) -> None:
+    text = """
+    from torch import nn
+    class Low(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.down = nn.Linear(config.n_embd, config.rank, bias=getattr(config, "has_rest", False))
+            self.up = nn.Linear(config.rank, config.n_embd)
+        def forward(self, x):
+            return self.up(self.down(x).relu())
+    """
+    write(tmp_path, {"low.py": text})
+    (subject,) = load(f"{tmp_path}/low.py:Low")
+    assert subject.kind == "feed_forward"
+    assert any("config.rank = 2 was guessed" in note for note in subject.notes)
