@@ -161,7 +161,16 @@ def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     subject = _subject(
         thing.__name__, sample, found, build=written(source, "build", recipe.names), domain=domain, **given
     )
+    notes = (*notes, *_of_complex_tables(sample))
     return offering(replace(subject, notes=(*notes, *subject.notes)), sample, offers)
+
+
+def _of_complex_tables(sample: nn.Module) -> list[str]:
+    """Return what is to be said of tables that torch cuts when a model is moved to another dtype."""
+    tables = [name for name, t in (*sample.named_parameters(), *sample.named_buffers()) if t.is_complex()]
+    if not tables:
+        return []
+    return [f"{tables[0]} is complex: model.to(dtype) discards its imaginary part, float32 included; here it is kept"]
 
 
 def _at_its_length(name: str, found: Understood, sizes: DrawnConfig, drawn: frozenset[str]) -> DrawnConfig:

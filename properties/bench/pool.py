@@ -178,10 +178,23 @@ class ModelPool:
 
     def _moved(self, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         try:
-            moved: nn.Module = module.to(self.device).to(dtype).eval()
+            moved = cast(module.to(self.device), dtype).eval()
         except Exception as problem:
             raise SubjectError(f"the model cannot be moved to {self.device} and {dtype}: {told(problem)}") from problem
         return moved
+
+
+def cast(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Move a module to a dtype in place; complex tables keep their imaginary part, which `Module.to` discards."""
+    if dtype is None or not is_partly_complex(module):
+        return module.to(dtype)
+    pairs = torch.complex128 if dtype == torch.float64 else torch.complex64
+    return module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t.to(pairs) if t.is_complex() else t)
+
+
+def is_partly_complex(module: nn.Module) -> bool:
+    """Whether a parameter or a buffer of a module is complex."""
+    return any(t.is_complex() for t in (*module.parameters(), *module.buffers()))
 
 
 def duplicate(module: Any) -> Any:

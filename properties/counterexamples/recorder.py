@@ -20,6 +20,7 @@ from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.modes import in_modes, left, seeded
 from veriformer.properties.counterexamples.names import SMALL, Names, one_of_its_own
 from veriformer.properties.counterexamples.program import MADE, MODULE, Judged, Line, Program, UnwritableError
+from veriformer.properties.counterexamples.source import cast_of
 from veriformer.properties.counterexamples.tracing import Tracing
 from veriformer.properties.engine.calling import Caller
 from veriformer.properties.subject.paths import DEFAULT, Path
@@ -73,7 +74,7 @@ class Recorder(TorchFunctionMode):
         elif built.module is self._subject.module:
             making = f"{MODULE}.eval()" if isinstance(built.module, nn.Module) else MODULE
         else:
-            making = f"copy.deepcopy({MODULE}).to('{self._device}').to({built.dtype}).eval()"
+            making = f"copy.deepcopy({MODULE}).to('{self._device}'){cast_of([built.module], str(built.dtype))}.eval()"
         self._name_model(built.module, making)
 
     def copied(self, module: Any, twin: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from veriformer.properties.adapters.places import is_of_a_library
-from veriformer.properties.bench.pool import WEIGHT_SEED
+from veriformer.properties.bench.pool import WEIGHT_SEED, is_partly_complex
 from veriformer.properties.counterexamples.literals import literal
 from veriformer.properties.counterexamples.program import MADE, UnwritableError
 from veriformer.properties.counterexamples.shortening import lean, untyped
@@ -148,7 +148,7 @@ def making_of(body: str, models: Sequence[Any], *, redrawn: bool, in_short: bool
     """
     raw, placed, other = (f"{word}=" in body for word in ("redrawn", "device", "seed"))
     takes = ", redrawn=True" * raw + ', device="cpu"' * placed + f", seed={WEIGHT_SEED}" * other
-    ready = f"model{'.to(device)' * placed}.to(dtype).eval()"
+    ready = f"model{'.to(device)' * placed}{cast_of(models)}.eval()"
     if (in_short or not redrawn) and all(isinstance(model, nn.Module) for model in models):
         made = ready.replace("model", "build(config)", 1)
         gives = [f"    return {f'redrawn_to_unit_gain({made})' if redrawn else made}"]
@@ -182,6 +182,14 @@ def making_of(body: str, models: Sequence[Any], *, redrawn: bool, in_short: bool
             "    return model",
         ]
     )
+
+
+def cast_of(models: Sequence[Any], dtype: str = "dtype") -> str:
+    """Return the source, from its point on, of what `cast` does to models; `dtype` is the source of theirs."""
+    if not any(is_partly_complex(model) for model in models if isinstance(model, nn.Module)):
+        return f".to({dtype})"
+    pairs = f"t.to(torch.complex128 if {dtype} == torch.float64 else torch.complex64) if t.is_complex() else t"
+    return f"._apply(\n        lambda t: t.to({dtype}) if t.is_floating_point() else {pairs})"
 
 
 _REDRAWING = """def redrawn_to_unit_gain(model):  # the small weights of a fresh model hide errors

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from veriformer.properties.bench.measured import judged_dtypes
-from veriformer.properties.bench.pool import Built
+from veriformer.properties.bench.pool import Built, cast
 from veriformer.properties.causes.registered import assignments, not_carried, tie_broken, tying_cause, untied_cause
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.unused_parts import why_not_connected
@@ -53,10 +53,10 @@ def _is_module(case: Case, built: Built) -> nn.Module:
 
 
 def move(module: nn.Module, there: torch.dtype, back: torch.dtype) -> None:
-    """Move a module to a dtype and back."""
+    """Move a module to a dtype and back; of complex tables, which torch would cut, both parts stay."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a scripted module's parameters are no leaves to torch, which says so
-        module.to(there).to(back)
+        cast(cast(module, there), back)
 
 
 def load_into(module: nn.Module, saved: nn.Module) -> None:

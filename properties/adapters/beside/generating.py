@@ -201,13 +201,19 @@ _SAMPLING = """def sampling(model, tokens, steps{heads}):
         torch.multinomial, torch.Tensor.multinomial = kept
     return text, torch.stack(drawn, dim=1)
 """
+_ROWS = """
+
+def sampling(model, tokens, steps{heads}):
+    rows = [of_one(model, row[None], steps{given}) for row in tokens]
+    return torch.cat([text for text, _ in rows]), torch.cat([drawn for _, drawn in rows])
+"""
 _DRAWN = ((r"temperature|temp", "temperature", "1.0"), (r"top_?k", "top_k", "None"))
 _PLAIN = ((r"do_sample|sample|sampling", "True"), (r"greedy|is_greedy|deterministic", "False"),
           (r"top_?p|nucleus\w*", None), (r"repetition_penalty", "1.0"))  # fmt: skip
 
 
 def _draws(sample: nn.Module, called: str, function: Any, names: Mapping[str, Any], size: int) -> Offer | None:
-    """Return what a generation draws from, step by step; None where it draws nothing, or a sample at a time."""
+    """Return what a generation draws from, step by step; None where it draws nothing."""
     ways = _ways(function, 1)
     if isinstance(ways, str):
         return None
@@ -223,15 +229,20 @@ def _draws(sample: nn.Module, called: str, function: Any, names: Mapping[str, An
     given = {n: "False" if v == "use_cache" else v for n, v in given.items()}
     first = "model, " * called.startswith("user.")
     words = ", ".join([first + "tokens", *(f"{n}={v}" for n, v in given.items())])
-    source = f"import torch\n\n\n{_SAMPLING.format(heads=heads, call=f'{called}({words})')}"
+    at_once = f"import torch\n\n\n{_SAMPLING.format(heads=heads, call=f'{called}({words})')}"
     tokens = torch.randint(1, max(size, 2), (2, _T), generator=torch.Generator().manual_seed(4))
-    try:
-        text, drawn = tried(source, "sampling", names, sample, tokens, _STEPS)
-    except Exception:
-        return None
-    if not isinstance(text, Tensor) or text.shape != (2, _T + _STEPS) or drawn.shape[:2] != (2, _STEPS):
-        return None
-    return Offer("sampling", source, ("what it draws each token from is judged",)) if drawn.ndim == 3 else None
+    for rows in ("", _ROWS.format(heads=heads, given=re.sub(r"(\w+)=\w[\w.]*", r"\1=\1", heads))):
+        source = (at_once.replace("def sampling(", "def of_one(") if rows else at_once) + rows
+        try:
+            text, drawn = tried(source, "sampling", names, sample, tokens, _STEPS)
+            if "top_k" in heads:
+                tried(source, "sampling", names, sample, tokens, _STEPS, top_k=2)
+        except Exception:
+            continue
+        if isinstance(text, Tensor) and text.shape == (2, _T + _STEPS) and drawn.shape[:2] == (2, _STEPS):
+            told = "what it draws each token from is judged" + "; given one sample at a time" * bool(rows)
+            return Offer("sampling", source, (told,)) if drawn.ndim == 3 else None
+    return None
 
 
 def _source(expression: str, *, is_drawn: bool) -> str:

@@ -28,7 +28,7 @@ class Offer:
     guesses: Mapping[str, Any] = field(default_factory=dict)
 
 
-def tried(source: str, part: str, names: Mapping[str, Any], *args: Any, seed: int = 0) -> Any:
+def tried(source: str, part: str, names: Mapping[str, Any], *args: Any, seed: int = 0, **given: Any) -> Any:
     """Call a source once, without gradients, the global generators as they were afterwards.
 
     Args:
@@ -37,7 +37,8 @@ def tried(source: str, part: str, names: Mapping[str, Any], *args: Any, seed: in
         names: what it finds in its module besides.
         args: what it is called on.
         seed: of the global generator during the call.
+        given: what it is called with by name.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        return attempt(source, part, names)(*args)
+        return attempt(source, part, names)(*args, **given)

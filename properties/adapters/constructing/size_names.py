@@ -19,12 +19,12 @@ _SIZES: Mapping[str, str] = {
     r"|n_inner|ff|hidden_ff|(moe|experts?)_(hidden|intermediate|inner|ff|ffn)?_?(dim|size)",
     "vocab_size": r"((src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder|token|text)_)?"
     r"(vocab|voc|vocabulary)(_?(size|sz|len|dim))?|(n|num|size|len)_?((src|tgt|trg|word)_)?(vocab|tokens?|words|vocabulary)"
-    r"|ntoken|n?vocab|tokens",
+    r"|ntoken|n?vocab|tokens|v|((src|tgt|trg|source|target|enc|dec|encoder|decoder)_)?v_?size",
     "max_len": r"(max|maximum)_?((src|tgt|trg|source|target|input|output|enc|dec)_)?"
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
-    r"|num_positions|max_t|maxlen|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
+    r"|num_positions|max_t|t_max|maxlen|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
     r"|(src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder)_(max|context|ctx|seq|sequence|sentence)?_?"
     r"((seq|sequence)_?)?(len|length)",
     "num_classes": r"(n|num)_?(class|classes|labels?|outputs?|targets|categories)|(out|output)_(classes|size)"

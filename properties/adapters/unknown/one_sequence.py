@@ -172,6 +172,11 @@ def _read(
             return Understood(told, wiring, what if told in STACKS else None, (), tuple(notes + why))
         wiring, width, of_head = with_head(sample, sizes, wiring, x, width)
         notes += of_head
+        if kind is None and _embeds_alone(sample, sizes, wiring, x):
+            raise NotCalledError(
+                f"{name} embeds each token by itself, without a map or an attention: it is a part of a model, which is "
+                "what can be judged; or say what it is to be: --kind KIND"
+            )
         told = kind or ("decoder" if width >= sizes.vocab_size and width != sizes.d_model else "encoder")
         if told == "decoder" and kind is None:
             told, why = _by_what_it_sees(sample, sizes, wiring, x, name)
@@ -185,6 +190,15 @@ def _read(
     if len(shape) == 2 and shape[0] == B:
         return Understood(kind or "classifier", wiring, what, (), tuple(notes))
     return None
+
+
+def _embeds_alone(sample: nn.Module, sizes: DrawnConfig, wiring: Wiring, x: Tensor) -> bool:
+    """Whether a model is tables and norms, and no output depends on the token at another position."""
+    tables = {id(m.weight) for m in sample.modules() if isinstance(m, nn.Embedding)}
+    if not tables or any(p.ndim == 2 and id(p) not in tables for p in sample.parameters()):
+        return False
+    seen = reached_by(lambda v: wiring.call(sample, v), x, (0, 1), sizes.vocab_size)
+    return seen is not None and seen.ndim == 2 and int(seen.sum()) == 1
 
 
 def _part_of_a_model(

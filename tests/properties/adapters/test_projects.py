@@ -189,3 +189,82 @@ def test_what_a_configuration_is_asked_for_without_a_default_is_a_number_if_that
     (subject,) = load(f"{tmp_path}/low.py:Low")
     assert subject.kind == "feed_forward"
     assert any("config.rank = 2 was guessed" in note for note in subject.notes)
+
+
+EMBEDS = """
+import torch
+from torch import nn
+class TokenAndPosition(nn.Module):
+    def __init__(self, vocab_size, d_model, max_len):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, d_model), nn.Embedding(max_len, d_model)
+    def forward(self, ids):
+        return self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+"""
+
+
+def test_what_embeds_tokens_one_by_one_is_no_encoder(tmp_path: Path) -> None:
+    write(tmp_path, {"embeds.py": EMBEDS})
+    with pytest.raises(TargetError, match="embeds each token by itself, without a map or an attention"):
+        load(f"{tmp_path}/embeds.py")
+
+
+TURNS = """
+import torch
+from torch import nn
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads, max_len):
+        super().__init__()
+        self.heads, width = n_heads, d_model // n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        angles = torch.outer(torch.arange(max_len).float(), 10000.0 ** (-torch.arange(0, width, 2) / width))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+    def turned(self, x):
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns[: x.shape[2]]).flatten(3)
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+"""
+
+
+def test_complex_tables_keep_their_imaginary_part(tmp_path: Path) -> None:
+    write(tmp_path, {"turns.py": TURNS})
+    (subject,) = load(f"{tmp_path}/turns.py", kind="self_attention", declares={"positions": "rotary", "causal": True})
+    assert any("turns is complex" in note for note in subject.notes)
+    assert outcome(subject, "anatomy.positions") == "PASS"
+    assert outcome(subject, "parameters.registered") == "PASS"
+
+
+ONE_ROW = """
+import torch
+from torch import nn
+class GPT(nn.Module):
+    def __init__(self, vocab_size, d_model, max_len):
+        super().__init__()
+        self.table, self.places = nn.Embedding(vocab_size, d_model), nn.Embedding(max_len, d_model)
+        self.mix, self.out = nn.MultiheadAttention(d_model, 2, batch_first=True), nn.Linear(d_model, vocab_size)
+    def forward(self, ids):
+        x = self.table(ids) + self.places.weight[: ids.shape[1]]
+        hidden = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        return self.out(x + self.mix(x, x, x, attn_mask=hidden, need_weights=False)[0])
+    @torch.no_grad()
+    def generate(self, ids, max_new_tokens, temperature=1.0, top_k=None):
+        for _ in range(max_new_tokens):
+            logits = self(ids)[:, -1] / temperature
+            if top_k is not None:
+                least = torch.topk(logits, top_k).values[:, -1]
+                logits = logits.masked_fill(logits < least, -torch.inf)  # of one text alone
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+        return ids
+"""
+
+
+def test_what_generates_for_one_text_is_given_one(tmp_path: Path) -> None:
+    write(tmp_path, {"one_row.py": ONE_ROW, "wrong.py": ONE_ROW.replace("logits < least", "logits <= least")})
+    (subject,) = load(f"{tmp_path}/one_row.py")
+    assert any(note.startswith("what it draws") and note.endswith("one sample at a time") for note in subject.notes)
+    assert outcome(subject, "decoding.sampling") == "PASS"
+    (wrong,) = load(f"{tmp_path}/wrong.py")
+    assert outcome(wrong, "decoding.sampling") == "FAIL"
