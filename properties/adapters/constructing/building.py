@@ -188,7 +188,7 @@ def _given(thing: Any, parameters: list[inspect.Parameter], depth: int = 0) -> t
             names |= part.names
             sizes |= part.given
             guesses += part.told.splitlines()
-        elif (number := guess_of(annotated)) is not None:
+        elif (number := guess_of(annotated, p.name)) is not None:
             given[p.name] = number
             guesses.append(_GUESSED.format(p.name, number))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 from veriformer.properties.adapters.places import is_of_a_library
 
+_COUNTED = re.compile(r"\w+_(size|dim|len|length|num|count|rank|groups|steps|width|depth)|(n|num)_\w+|rank|groups")
 _MOST = 20
 """Modules that are read."""
 _EXCLUDED = (int, float, str, bytes, bool, list, dict, tuple, set, type, object)
@@ -45,12 +47,18 @@ def choice_of(thing: Any, name: str, annotated: Any) -> tuple[str, dict[str, Any
     return None if found is None else (repr(found), {})
 
 
-def guess_of(annotated: Any) -> str | None:
+def guess_of(annotated: Any, name: str = "") -> str | None:
     """Return the source of a number for an argument of which nothing is known but that it is one.
 
-    >>> guess_of(int), guess_of(float), guess_of(None)
-    ('2', '0.1', None)
+    Args:
+        annotated: type that it says it has; None if it says none.
+        name: of the argument, which tells a number where no type does.
+
+    >>> guess_of(int), guess_of(float), guess_of(None), guess_of(None, "chunk_size")
+    ('2', '0.1', None, '2')
     """
+    if annotated is None and _COUNTED.fullmatch(name.lower()):
+        return "2"
     return {int: "2", float: "0.1"}.get(annotated)
 
 
