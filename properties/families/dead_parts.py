@@ -12,6 +12,40 @@ from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.inputs import Inputs, ordinary
 
+_MAPS = (nn.Linear, nn.MultiheadAttention)
+
+
+def parts_count(case: Case, built: Built, inputs: Inputs, output: Tensor, gradients: Sequence[Tensor | None]) -> None:
+    """Fail where the output depends on a part of a matrix alone, or not on what stands in a table.
+
+    Args:
+        case: that judges.
+        built: the model.
+        inputs: that it was called on.
+        output: what it gave.
+        gradients: of its trained parameters, in their order.
+    """
+    named = [(name, p) for name, p in built.module.named_parameters() if p.requires_grad]
+    maps = {id(p) for m in built.module.modules() if isinstance(m, _MAPS) for p in m.parameters(recurse=False)}
+    suspects = [
+        (n, p) for (n, p), g in zip(named, gradients, strict=True) if id(p) in maps and dead_part(g, output.shape[-1])
+    ]
+    if suspects:
+        whole_matrices_learn(case, built, suspects, output)
+    if squares := [one for one, g in zip(named, gradients, strict=True) if is_a_diagonal(g)]:
+        more_than_the_diagonal_learns(case, built, squares, output)
+    coarse = case.subject.fact("structure") == "other"  # buckets of which few tokens reach the first alone
+    for name, parameter in [] if coarse else tables_of_no_effect(built.module, named, gradients)[:3]:
+        changed = moved_by(case, built, parameter, inputs, output)
+        case.require(
+            changed > case.tolerance(built) * size_of(output.detach()),
+            f"whatever stands in {name}, the outputs are the same",
+            got=f"outputs {changed:.3g} apart with other rows",
+            expected="other outputs",
+            asks=("structure", "other"),
+            cause=lambda name=name: f"all that counts is given one row of {name}, which the softmax cancels",  # type: ignore[misc]
+        )
+
 
 def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.Parameter]], output: Tensor) -> None:
     """Fail where a whole part of a matrix has no gradient, and outputs stay whatever is put there.
@@ -41,6 +75,43 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
             expected="a part of the output",
             cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
         )
+
+
+def more_than_the_diagonal_learns(
+    case: Case, built: Built, squares: list[tuple[str, nn.Parameter]], output: Tensor
+) -> None:
+    """Fail where of a square matrix the diagonal alone has a gradient, and outputs stay whatever is put beside it."""
+    for name, parameter in squares:
+        changed = torch.zeros((), dtype=torch.bool, device=output.device)
+        beside = ~torch.eye(len(parameter), dtype=torch.bool, device=parameter.device)
+        for _ in range(3):
+            drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
+            inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
+            values = case.normal(*parameter.shape, dtype=parameter.dtype) * (3 * size_of(parameter.detach()) or 1.0)
+            other = torch.where(beside, values, parameter.detach())
+            changed = changed | case.apply(changes, case.caller(built, *inputs), parameter, 0, 0, other)
+        case.require(
+            changed,
+            f"of {name} the diagonal alone is used: the output does not depend on the rest of it",
+            got="the same outputs for three other values beside the diagonal",
+            expected="a product with the matrix",
+            cause=lambda name=name: (
+                f"{name} is multiplied by number for number: an einsum whose two indices of the "  # type: ignore[misc]
+                "matrix have one name takes its diagonal"
+            ),
+        )
+
+
+def is_a_diagonal(gradient: Tensor | None) -> bool:
+    """Whether a gradient `[N, N]` is exactly zero beside its diagonal, and nowhere on it."""
+    if gradient is None or gradient.is_sparse or gradient.ndim != 2 or gradient.shape[0] != gradient.shape[1]:
+        return False
+    return (
+        len(gradient) > 2
+        and bool(gradient.diagonal().all())
+        and not bool(gradient.ne(0).triu(1).any())
+        and not bool(gradient.ne(0).tril(-1).any())
+    )
 
 
 def given_nothing(case: Case, built: Built) -> set[str]:

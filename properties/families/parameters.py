@@ -24,7 +24,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
-from veriformer.properties.families.dead_parts import dead_part, moved_by, tables_of_no_effect, whole_matrices_learn
+from veriformer.properties.families.dead_parts import moved_by, parts_count
 from veriformer.properties.families.parameters_renewed import new_weights_are_taken
 from veriformer.properties.families.vocabulary_matrices import (
     counts_wrongly,
@@ -40,8 +40,6 @@ _ANOTHER_SEED = 20210611
 """What a new model draws differs from what the one had that wrote the state dict."""
 
 _OTHER_DRAWS = 12  # an expert that is chosen for one token in twenty is missed in 12 draws of ten once in 500
-
-_MAPS = (nn.Linear, nn.MultiheadAttention)
 
 _MODULES = tuple(kind for kind in KINDS if has_ordinary_inputs(kind) and kind not in ("softmax", "attention"))
 
@@ -332,23 +330,7 @@ def every_parameter_is_connected(case: Case) -> None:
         cause=lambda: why_not_connected(case, lost),
     )
     all_of_it_is_connected(case, built)
-    maps = {id(p) for m in module.modules() if isinstance(m, _MAPS) for p in m.parameters(recurse=False)}
-    suspects = [
-        (n, p) for (n, p), g in zip(named, gradients, strict=True) if id(p) in maps and dead_part(g, output.shape[-1])
-    ]
-    if suspects:
-        whole_matrices_learn(case, built, suspects, output)
-    coarse = case.subject.fact("structure") == "other"  # buckets of which few tokens reach the first alone
-    for name, parameter in [] if coarse else tables_of_no_effect(module, named, gradients)[:3]:
-        changed = moved_by(case, built, parameter, inputs, output)
-        case.require(
-            changed > case.tolerance(built) * size_of(output.detach()),
-            f"whatever stands in {name}, the outputs are the same",
-            got=f"outputs {changed:.3g} apart with other rows",
-            expected="other outputs",
-            asks=("structure", "other"),
-            cause=lambda name=name: f"all that counts is given one row of {name}, which the softmax cancels",  # type: ignore[misc]
-        )
+    parts_count(case, built, inputs, output, gradients)
     zero = [(n, p) for (n, p), g in zip(named, gradients, strict=True) if p.ndim > 1 and g is not None and not g.any()]
     for name, parameter in zero[:3]:
         changed = moved_by(case, built, parameter, inputs, output)

@@ -18,7 +18,7 @@ _SIZES: Mapping[str, str] = {
     r"((hidden|embed)_?)?(dim|dims|size|width|d|units|channels)|(ff|ffn|mlp|feed_?forward)_hidden|dim_?(ff|feed_?forward|mlp)"
     r"|n_inner|ff|hidden_ff|(moe|experts?)_(hidden|intermediate|inner|ff|ffn)?_?(dim|size)",
     "vocab_size": r"((src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder|token|text)_)?"
-    r"(vocab|voc|vocabulary)(_?(size|sz|len|dim))?|(n|num|size|len)_?((src|tgt|trg|word)_)?(vocab|tokens?|words|vocabulary)"
+    r"(vocab|voc|vocabulary)(_?(size|sz|len|length|dim))?|(n|num|size|len)_?((src|tgt|trg|word)_)?(vocab|tokens?|words|vocabulary)"
     r"|ntoken|n?vocab|tokens|v|((src|tgt|trg|source|target|enc|dec|encoder|decoder)_)?v_?size",
     "max_len": r"(max|maximum)_?((src|tgt|trg|source|target|input|output|enc|dec)_)?"
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
@@ -41,6 +41,7 @@ _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|featu
 """Names that mean d_model where nothing else does, and d_ff beside one that does."""
 
 _SIDE = re.compile(r"^(enc|dec|encoder|decoder|src|tgt|trg|source|target|self|text)_")
+_OTHER_SIDE = re.compile(r"_(enc|dec|encoder|decoder|src|tgt|trg|source|target)$")
 _HEIGHT = re.compile(r"height")
 _ENTERS, _LEAVES = re.compile(r"in(put)?_dim"), re.compile(r"out(put)?_dim")
 
@@ -85,7 +86,7 @@ def size_of_name(name: str) -> str | None:
     ('d_model', 'num_heads', 'max_len', None)
     """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
-    for known in (plain, _SIDE.sub("", plain)):
+    for known in (plain, _SIDE.sub("", plain), _OTHER_SIDE.sub("", plain)):
         if size := next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, known)), None):
             return size
     return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from veriformer.properties.adapters.masks.forms import pairwise_forms
@@ -85,6 +86,57 @@ def with_causal_mask(
             note = f"{name} is made here, as its caller would: causal, {told}; which form was found by trying"
             return replace(found, wiring=wiring, notes=(*found.notes, note))
     return None
+
+
+def in_place_of_its_own(
+    own: Wiring, masked: Wiring, sample: nn.Module, sizes: DrawnConfig, name: str, x: Tensor
+) -> tuple[Wiring, str] | None:
+    """Return the call with one mask for past and padding, and what it is, where the one that is given replaces both.
+
+    Args:
+        own: the call without a mask, which sees the past alone.
+        masked: the call with a padding mask, under which the future is seen.
+        sample: a model.
+        sizes: of it.
+        name: of the argument.
+        x: what it takes.
+    """
+    last = x.shape[1] - 1
+    every = torch.ones(x.shape[:2], dtype=torch.bool)
+    some = every.clone()
+    some[:, 1] = False
+
+    def sees_the_future(wiring: Wiring, mask: Tensor | None) -> bool | None:
+        seen = reached_by(lambda v: wiring.call(sample, v, attention_mask=mask), x, (0, last), sizes.vocab_size)
+        return None if seen is None or seen.ndim != 2 else bool(seen[0, :last].any())
+
+    if sees_the_future(own, None) is not False or sees_the_future(masked, every) is not True:
+        return None
+    of, size = own.inputs[0], f"{own.inputs[0]}.shape[1]"
+    lower = f"lower = torch.ones({size}, {size}, dtype=torch.bool, device={of}.device).tril()"
+    alone = f"itself = torch.eye({size}, dtype=torch.bool, device={of}.device)  # no row of a softmax is empty"
+    for shape, axes in (("[:, None]", "[B, 1, T, T]"), ("", "[B, T, T]")):
+        both = f"(attention_mask[:, None] & lower | itself){shape}"
+        for form, told in (
+            (both, "bool, True = may attend"),
+            (f"~{both}", "bool, True = masked"),
+            (f"torch.where({both}, 0.0, float('-inf'))", "float, -inf = masked"),
+        ):
+            given = own.having(**{name: f"None if attention_mask is None else {form}"})
+            tried = replace(given, before=(*own.before, lower, alone))
+            try:
+                hidden = reached_by(
+                    lambda v, w=tried: w.call(sample, v, attention_mask=some), x, (0, 1), sizes.vocab_size
+                )
+                if sees_the_future(tried, every) is False and hidden is not None and not bool(hidden[0, 2:].any()):
+                    return tried, f"takes the place of its own causal mask, so it is both in one, {axes} of {told}"
+            except Exception:
+                continue
+    return None
+
+
+def _masked_call(wiring: Wiring, sample: nn.Module, mask: Tensor, x: Tensor) -> Tensor:
+    return wiring.call(sample, x, attention_mask=mask)
 
 
 def _beside(sample: nn.Module) -> list[str]:

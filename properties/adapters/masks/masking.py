@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.adapters.masks.caller_made import with_causal_mask
-from veriformer.properties.adapters.masks.forms import padding_forms
+from veriformer.properties.adapters.masks.caller_made import in_place_of_its_own, with_causal_mask
+from veriformer.properties.adapters.masks.forms import padding_forms, pairwise_forms
 from veriformer.properties.adapters.masks.padding_tokens import by_token_of_one
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
 from veriformer.properties.adapters.unknown.wiring import ALL, Wiring, or_all, reached_by
@@ -36,7 +36,8 @@ def with_mask(
         return causal
     unread: list[str] = []
     for name in names:
-        told, wiring = _hiding(own, sample, sizes, x, name, "attention_mask", _of_one)
+        told, wiring, acting = _hiding(own, sample, sizes, x, name, "attention_mask", _of_one)
+        is_a_part = found.kind in ("self_attention", "layer")
         if (
             wiring is not None
             and "-inf" in told
@@ -48,7 +49,12 @@ def with_mask(
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
         if wiring is not None and told:
             note = f"{name} is {told}: found by trying which form hides a position"
+            if (whole := in_place_of_its_own(own, wiring, sample, sizes, name, x)) is not None:
+                wiring, note = whole[0], f"{name} {whole[1]}; given {told} every position would see the future"
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
+        if acting is not None and (is_a_part or "[B, 1" in acting[1]):
+            note = f"{name} is {acting[1]}, by what it changes alone: no form of it was seen to hide a position"
+            return replace(found, wiring=acting[0], mask_forms=("padding",), notes=(*found.notes, note))
         if wiring is not None:
             unread.append(name)
     by_token = by_token_of_one(found, sample, sizes, padding_id, sequence_of(found, sizes))
@@ -56,7 +62,8 @@ def with_mask(
         return by_token
     for name in unread:
         form, told = next(_taken(own, sample, x, name))
-        if "pad" in name or name == "attention_mask":
+        is_ignored = found.kind in ("self_attention", "layer") and not _changes_anything(own, sample, x, name)
+        if "pad" in name or name == "attention_mask" or is_ignored:
             note = f"{name} is {told} by its name alone: no form of it was seen to hide a position"
             wiring = own.having(**{name: or_none(form, "attention_mask", own.given.get(name, ""))})
             return replace(found, wiring=wiring, mask_forms=("padding",), notes=(*found.notes, note))
@@ -128,18 +135,49 @@ def or_none(form: str, mask: str, given: str = "") -> str:
 
 def _hiding(
     own: Wiring, sample: nn.Module, sizes: DrawnConfig, x: Tensor, name: str, mask: str, run: Run
-) -> tuple[str, Wiring | None]:
-    """Return the form of a mask that hides a position, and the call with it; ("", call) where one is only taken."""
+) -> tuple[str, Wiring | None, tuple[Wiring, str] | None]:
+    """Return the form of a mask that hides a position, and the call with it; ("", call) where one is only taken.
+
+    And where one changes what is given without hiding anything, the call with that, and what it is: one of the shape of
+    scores before others, since it can be nothing but a mask of them.
+    """
     taken: Wiring | None = None
+    acting: tuple[Wiring, str] | None = None
     for form, told in padding_forms(mask, hidden_first=hides_where_true(name)):
         wiring = own.having(**{name: or_none(form, mask, own.given.get(name, ""))})
         try:
             if hides(wiring, sample, sizes, x, run):
-                return told, wiring
+                return told, wiring, None
+            if (acting is None or "[B, 1" not in acting[1]) and _acts(wiring, sample, x, run):
+                acting = acting if acting and "[B, 1" not in told else (wiring, told)
         except Exception:
             continue
         taken = taken or wiring
-    return "", taken
+    return "", taken, acting
+
+
+def _changes_anything(own: Wiring, sample: nn.Module, x: Tensor, name: str) -> bool:
+    """Whether any mask, of padding or of pairs of positions, changes what is given, or is refused."""
+    lower = "torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()"
+    forms = [*padding_forms("attention_mask", hidden_first=False), *pairwise_forms(lower, hidden_first=False)]
+    before = own.call(sample, x, attention_mask=None)
+    for form, _ in forms:
+        try:
+            after = own.having(**{name: or_none(form, "attention_mask")}).call(
+                sample, x, attention_mask=mask_of(x, own)
+            )
+        except Exception:
+            return True
+        if not isinstance(after, Tensor) or not torch.equal(before, after):
+            return True
+    return False
+
+
+def _acts(wiring: Wiring, sample: nn.Module, x: Tensor, run: Run) -> bool:
+    """Whether hiding a position changes numbers, and gives numbers."""
+    everything = torch.ones(x.shape[:2], dtype=torch.bool)
+    before, after = (run(wiring, sample, x, mask) for mask in (everything, mask_of(x, wiring)))
+    return isinstance(after, Tensor) and bool(after.isfinite().all()) and not torch.equal(before, after)
 
 
 def hides(wiring: Wiring, sample: nn.Module, sizes: DrawnConfig, x: Tensor, run: Run) -> bool:

@@ -15,10 +15,11 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ("value", r"x?_?(v|value|values)(_in)?s?"),
     ("target", r"(tgt|trg|target)s?(_?(seq|ids|tokens|input|inputs|sequence|in))?|(dec|decoder)_?\w*|output_(seq|ids)"
                r"|target_\w*(embeddings?|tokens|inputs?)"
-               r"|outputs?|y"),
+               r"|(tokens?|ids|x|seq|sequence|inputs?|embeddings?)_(tgt|trg|target|dec|decoder)|outputs?|y"),
     ("memory", r"memory|mem|context|ctx|cond|enc(oder)?_(out|output|outputs|src|hidden_states?|states?)|enc_output"
                r"|encoder_hidden_states"),
     ("labels", r"labels?|targets?|tgts?|y|target_ids|next_tokens"),
+    ("cache", r"((past|prev|layer|kv|key_value)_?)*(caches?|past|kvs?|key_values?)"),
     ("start", r"(start|pos|position|past|cache|kv)_?(pos|offset|len|length|idx|index|start)?|offset|start|curr?_pos"),
     ("positions", r"(input_)?(pos|positions?|position_ids|pos_ids)"),
     ("segments", r"(token_?type(_?ids)?|seg(ment)?s?(_?\w+)?|type_ids)"),
@@ -32,8 +33,8 @@ class Argument:
 
     Attributes:
         name: of it.
-        role: "mask", "query", "key", "value", "target", "memory", "labels", "start", "positions", "segments", "flag",
-            "first" for the first one that is none of these, or "" for what is not known.
+        role: "mask", "query", "key", "value", "target", "memory", "labels", "cache", "start", "positions", "segments",
+            "flag", "first" for the first one that is none of these, or "" for what is not known.
         is_required: whether it has no default.
     """
 

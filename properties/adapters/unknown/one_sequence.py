@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veriformer.properties.adapters.masks.forms import padding_forms
 from veriformer.properties.adapters.shapes.frames import of_frames
 from veriformer.properties.adapters.shapes.images import text_with_image, with_its_own_token
 from veriformer.properties.adapters.shapes.laid_out import of_one_length
 from veriformer.properties.adapters.shapes.latents import of_own_queries
 from veriformer.properties.adapters.shapes.towers import of_two_towers
-from veriformer.properties.adapters.unknown.arguments import Argument, by_role, hides_where_true
+from veriformer.properties.adapters.unknown.arguments import Argument, by_role
+from veriformer.properties.adapters.unknown.insisting import called
 from veriformer.properties.adapters.unknown.parts import table_added
 from veriformer.properties.adapters.unknown.stacks import image_of, stack_inside
 from veriformer.properties.adapters.unknown.understanding import (
@@ -36,7 +36,7 @@ from veriformer.properties.adapters.unknown.understanding import (
     unknown,
     with_head,
 )
-from veriformer.properties.adapters.unknown.wiring import ALL, Wiring, picks, reached_by, tensors_in
+from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
 
@@ -67,12 +67,10 @@ def of_one_sequence(
                 f"Subject(kind=..., build=..., forward=lambda m, x: m(x, {missing[0]}=...))"
             )
         try:
-            output = wiring.call(sample, x)
+            wiring, output = called(wiring, sample, arguments, x)
         except Exception as problem:
             problems.append((what, problem))
-            if (insisted := _with_a_mask(wiring, sample, arguments, x)) is None:
-                continue
-            wiring, output = insisted
+            continue
         found = _read(sample, sizes, kind, arguments, name, wiring, what, x, output)
         if found is not None:
             return found
@@ -98,23 +96,6 @@ def of_one_sequence(
     raise NotCalledError(
         f"{name} was called with {shown} and {said}; say what it is: --kind KIND, or write a Subject"
     ) from first
-
-
-def _with_a_mask(
-    wiring: Wiring, sample: nn.Module, arguments: Sequence[Argument], x: Tensor
-) -> tuple[Wiring, Any] | None:
-    """Return the call, and what comes of it, with masks that hide nothing where they must be given."""
-    names = [a.name for a in by_role(arguments, "mask") if a.is_required]
-    for number in range(len(list(padding_forms(ALL, hidden_first=False))) if names else 0):
-        forms = {n: list(padding_forms(ALL, hidden_first=hides_where_true(n)))[number][0] for n in names}
-        tried = wiring.having(**forms)
-        try:
-            output = tried.call(sample, x)
-        except Exception:
-            continue
-        if all(bool(t.isfinite().all()) for _, t in tensors_in(output)):  # else it hides everything there
-            return tried, output
-    return None
 
 
 def _attempts(sample: nn.Module, sizes: DrawnConfig, kind: str | None) -> Iterator[tuple[str, Tensor]]:

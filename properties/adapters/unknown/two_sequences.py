@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.masks import masking
 from veriformer.properties.adapters.unknown.arguments import Argument, by_role
+from veriformer.properties.adapters.unknown.insisting import called
 from veriformer.properties.adapters.unknown.understanding import (
     TWO,
     B,
@@ -60,7 +61,7 @@ def of_attention(sample: nn.Module, sizes: DrawnConfig, arguments: Sequence[Argu
     wiring = Wiring(("x",), given)
     x = torch.randn(B, T, sizes.d_model, generator=torch.Generator().manual_seed(0))
     try:
-        output = wiring.call(sample, x)
+        wiring, output = called(wiring, sample, arguments, x)
     except Exception as problem:
         raise NotCalledError(f"{name} was called with one sequence [{B}, {T}, {sizes.d_model}] as query, key and value "
                              f"and raised {type(problem).__name__}: {problem}; write one") from problem  # fmt: skip
@@ -94,7 +95,7 @@ def of_two_sequences(
     else:
         x, y = (torch.randn(B, T, sizes.d_model, generator=generator) for _ in range(2))
     try:
-        output = wiring.call(sample, x, y)
+        wiring, output = called(wiring, sample, arguments, x, y)
     except Exception as problem:
         raise NotCalledError(f"{name} was called with two sequences [{B}, {T}] and raised {type(problem).__name__}: "
                              f"{problem}; say what it is: --kind KIND, or write a Subject") from problem  # fmt: skip

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.unknown.written import attempt
 
-ALL = "torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)"
-"""Source of a mask that hides nothing, for a model whose mask must be given."""
+
+def all_of(x: str) -> str:
+    """Return the source of a mask `[B, T]` that hides nothing of a sequence `x`."""
+    return f"torch.ones({x}.shape[:2], dtype=torch.bool, device={x}.device)"
+
+
+ALL = all_of("x")
+"""That of the one sequence, for a model whose mask must be given."""
 
 MASKS = ("attention_mask", "source_mask", "target_mask", "memory_mask")
 
