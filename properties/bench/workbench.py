@@ -84,15 +84,23 @@ class Workbench:
     def call(self, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the subject: timed, limited in time, its warnings kept quiet.
 
+        A model that it leaves in train mode, as many a generation does at its end, is put back.
+
         Raises:
             SubjectError: it raised.
             SubjectTimeoutError: it took longer than `settings.call_seconds`.
         """
         if function is None:
             raise SubjectError("the subject does not offer what the property needs")
-        if self.recorder:
-            return self.recorder.call(function, args, kwargs, lambda: self._timed(function, args, kwargs))
-        return self._timed(function, args, kwargs)
+        modes = [(part, part.training) for m in args[:1] if isinstance(m, nn.Module) for part in m.modules()]
+        try:
+            if self.recorder:
+                return self.recorder.call(function, args, kwargs, lambda: self._timed(function, args, kwargs))
+            return self._timed(function, args, kwargs)
+        finally:
+            for part, training in modes:
+                if part.training != training:
+                    part.training = training
 
     def _timed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         started = perf_counter()

@@ -32,7 +32,7 @@ _SIZES: Mapping[str, str] = {
     "dropout": r"(\w+_)?(drop|dropout|pdrop)(_?(rate|p|prob|probability|ratio))?|p_?(drop|dropout)",
     "d_model": r"(d|dim)_?(model|embed|emb|hidden|embedding)?|dims?|(n|num)_?(embd?|embed|embedding|hidden|state)"
     r"|((src|tgt|trg|enc|dec|encoder|decoder)_)?(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|enc|dec|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
-    r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|in_features|nhid|d_hid"
+    r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|(in|out)_features|nhid|d_hid"
     r"|(n|num)_?(features?|feats|variables|vars|series)|(enc|dec|c)_in|feature_(dim|size)|(input|in)_feats",
 }  # fmt: skip
 """Patterns of whole names in lower case; the first size whose pattern fits is meant."""
@@ -42,6 +42,7 @@ _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|featu
 
 _SIDE = re.compile(r"^(enc|dec|encoder|decoder|src|tgt|trg|source|target|self|text)_")
 _OTHER_SIDE = re.compile(r"_(enc|dec|encoder|decoder|src|tgt|trg|source|target)$")
+_NUMBER = re.compile(r"^(\w+)_(n|num|nums|count|number)$")
 _HEIGHT = re.compile(r"height")
 _ENTERS, _LEAVES = re.compile(r"in(put)?_dim"), re.compile(r"out(put)?_dim")
 
@@ -66,7 +67,7 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     (r"(\w+_)?beta_slow", "1"),
     (r"multiple_of", "4"),
     (r"(\w+_)?(bos|sos|start|eos|end|cls|sep|unk|mask)_?(idx|index|id|token|token_id|token_idx)", "0"),
-    (r"(\w+_)?(smoothing|decay|coef|coefficient|fraction)", "0.0"),
+    (r"(\w+_)?(smoothing|decay|coef|coefficient|fraction|(path|depth|layer)_?(rate|prob|drop))", "0.0"),
     (r"(is_)?causal", "True"),
     (
         r"(use|is|has|with|enable|do|tie|share|apply|add)_\w+|tied|mask(ing|ed)|\w+_enabled|norm_topk\w*|\w+_norm_topk\w*",
@@ -86,7 +87,7 @@ def size_of_name(name: str) -> str | None:
     ('d_model', 'num_heads', 'max_len', None)
     """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
-    for known in (plain, _SIDE.sub("", plain), _OTHER_SIDE.sub("", plain)):
+    for known in (plain, _SIDE.sub("", plain), _OTHER_SIDE.sub("", plain), _NUMBER.sub(r"n_\1", plain)):
         if size := next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, known)), None):
             return size
     return None

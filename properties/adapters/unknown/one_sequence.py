@@ -168,9 +168,21 @@ def _read(
             f"{name} gives the logits of the last position alone ({list(shape)} for tokens [{B}, {T}]); say how it "
             f"gives those of every position: Subject(kind='decoder', build=..., forward=lambda m, tokens: ...)"
         )
+    if len(shape) == 2 and shape == (B, T) and _follows_the_length(wiring, sample, x):
+        notes.append("it gives a number for each position")
+        return Understood(kind or "encoder", replace(wiring, pick=f"{where}.unsqueeze(-1)"), what, (), tuple(notes))
     if len(shape) == 2 and shape[0] == B:
         return Understood(kind or "classifier", wiring, what, (), tuple(notes))
     return None
+
+
+def _follows_the_length(wiring: Wiring, sample: nn.Module, x: Tensor) -> bool:
+    """Whether what is given has as many numbers for a sample as there are positions, at another length as well."""
+    try:
+        shorter = wiring.call(sample, x[:, :-1])
+    except Exception:
+        return False
+    return isinstance(shorter, Tensor) and tuple(shorter.shape) == (B, T - 1)
 
 
 def _embeds_alone(sample: nn.Module, sizes: DrawnConfig, wiring: Wiring, x: Tensor) -> bool:
