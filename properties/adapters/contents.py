@@ -17,7 +17,7 @@ def contents_of(module: ModuleType) -> dict[str, tuple[str, Any]]:
     """Return what stands in a module and could be judged, by name: what it is in words, and the thing itself."""
     from torch import nn
 
-    from veriformer.properties.adapters.functions import takes_scores_parts
+    from veriformer.properties.adapters.functions import is_a_softmax, takes_scores_parts
     from veriformer.properties.adapters.plain import makes_a_module
     from veriformer.properties.subject.subject import Subject
 
@@ -35,7 +35,7 @@ def contents_of(module: ModuleType) -> dict[str, tuple[str, Any]]:
         elif is_own and makes_a_module(thing):
             found[name] = (f"function that makes a model, takes {_signature(thing)}", thing)
         elif is_own and inspect.isfunction(thing) and _is_of_tensors(thing):
-            asks = "" if takes_scores_parts(thing) else "; give --kind"
+            asks = "" if takes_scores_parts(thing) or is_a_softmax(thing) else "; give --kind"
             found[name] = (f"function, takes {_signature(thing)}{asks}", thing)
     return found
 
@@ -96,14 +96,26 @@ def _signature(thing: Any) -> str:
 
 def _is_of_tensors(function: Any) -> bool:
     """Whether a function's first arguments are called as those of attention, a softmax or a loss are."""
-    from veriformer.properties.adapters.functions import takes_scores_parts
+    from veriformer.properties.adapters.functions import is_a_softmax, takes_scores_parts
 
-    return takes_scores_parts(function) or list(inspect.signature(function).parameters)[:1] in (["scores"], ["logits"])
+    first = list(inspect.signature(function).parameters)[:1]
+    return takes_scores_parts(function) or is_a_softmax(function) or first in (["scores"], ["logits"])
 
 
 def _used(name: str, module: ModuleType, found: dict[str, tuple[str, Any]]) -> bool:
-    """Whether something else that could be judged is made of a name, also by way of functions that it calls."""
-    return any(name in _reached(other, module) for other in found if other != name)
+    """Whether something else that could be judged is made of a name, by way of functions or ready-made."""
+    return any(name in _reached(other, module) or name in _taken(found[other][1]) for other in found if other != name)
+
+
+def _taken(thing: Any) -> set[str]:
+    """Return the names of the classes of the modules that a constructor takes, as far as types and names tell."""
+    from veriformer.properties.adapters.constructing.ready_made import class_of_part
+
+    if not isinstance(thing, type):
+        return set()
+    parameters = inspect.signature(thing).parameters.values()
+    classes = [class_of_part(thing, p.name, None if p.annotation is p.empty else p.annotation) for p in parameters]
+    return {cls.__name__ for cls in classes if cls is not None}
 
 
 def _reached(start: str, module: ModuleType) -> set[str]:

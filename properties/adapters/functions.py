@@ -23,6 +23,7 @@ _MASKS = (
     ("~attention_mask", "True = masked"),
     ("torch.where(attention_mask, 0.0, float('-inf')).to(q.dtype)", "float, -inf = masked"),
 )
+_AXES = ("dim", "axis")
 _B, _H, _T, _S, _K = 2, 3, 4, 5, 8
 
 
@@ -37,6 +38,31 @@ def takes_scores_parts(function: Any) -> bool:
     arguments = arguments_of(function)
     roles = [a.role for a in arguments[:3]]
     return roles == ["query", "key", "value"] and not any(a.is_required and a.role != "mask" for a in arguments[3:])
+
+
+def is_a_softmax(function: Any) -> bool:
+    """Whether a function is a softmax by its name and its arguments: scores, and the axis if anything.
+
+    >>> is_a_softmax(torch.nn.functional.softmax), is_a_softmax(torch.relu)
+    (False, False)
+    """
+    if not inspect.isfunction(function) or not re.fullmatch(r"(?i)(\w+_)?softmax(_\w+)?", function.__name__):
+        return False
+    parameters = list(inspect.signature(function).parameters.values())
+    others = {p.name for p in parameters[1:] if p.default is p.empty} - {*_AXES}
+    known = function.__module__.startswith("torch.") or re.search(r"(?i)log|cross|entropy|loss", function.__name__)
+    return not (known or others or not parameters or {p.name for p in parameters} & {"mask", "attention_mask"})
+
+
+def softmax_of(function: Any) -> Subject:
+    """Return the subject of kind softmax that a function of scores is."""
+    user, called = reached(function)
+    axis = next((n for n in inspect.signature(function).parameters if n in _AXES), None)
+    given = f"scores, {axis}=dim" if axis else "scores"
+    heads = "model, scores, dim=-1" if axis else "model, scores"
+    source = f"def forward({heads}):\n    return {called}({given})\n"
+    note = "judged as a softmax by its name"
+    return Subject(kind="softmax", name=function.__name__, forward=written(source, "forward", user), notes=(note,))
 
 
 def asked_for_kind(function: Any, target: str) -> str:

@@ -19,7 +19,7 @@ from veriformer.properties.adapters.constructing.building import NotBuiltError, 
 from veriformer.properties.adapters.constructing.heads import widths_taken
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
 from veriformer.properties.adapters.constructing.uninitialised import give_values, uninitialised
-from veriformer.properties.adapters.functions import attention_of, takes_scores_parts
+from veriformer.properties.adapters.functions import attention_of, is_a_softmax, softmax_of, takes_scores_parts
 from veriformer.properties.adapters.masks.masking import sequence_of
 from veriformer.properties.adapters.unknown.calling import understood
 from veriformer.properties.adapters.unknown.parts import kind_of_table
@@ -60,6 +60,8 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
         return _from_instance(thing, kind)
     if kind in (None, "attention") and takes_scores_parts(thing) and "attention_mask" not in _arguments(thing):
         return attention_of(thing)
+    if kind in (None, "softmax") and is_a_softmax(thing):
+        return softmax_of(thing)
     if callable(thing) and kind is not None:
         takes_model = next(iter(_arguments(thing)), "") in MODEL_FIRST
         return Subject(
@@ -74,6 +76,9 @@ def recognise(thing: Any, kind: str | None = None) -> Subject | None:
 def _arguments(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
+
+_FAR = 4096
+"""Positions of a table that a part which rotates is built with; vectors are put farther apart than texts are long."""
 
 MODEL_FIRST = ("model", "module")
 """Names by which a function of somebody's says that it is called with a model first, as `Subject.forward` is."""
@@ -112,7 +117,8 @@ def _from_class(thing: Any, kind: str | None) -> Subject:
     """Take a class at drawn sizes; at its own where it cannot be called at those."""
     try:
         recipe = recipe_of(thing)
-        return _at(recipe, thing, kind)
+        found = _at(recipe, thing, kind)
+        return found if found.kind != "rotary" else _of_heads(found, recipe, thing)
     except (NotBuiltError, NotCalledError) as problem:
         own = own_recipe(thing)
         if own is None:
@@ -121,6 +127,17 @@ def _from_class(thing: Any, kind: str | None) -> Subject:
             return _at(own, thing, kind)
         except TypeError:
             raise problem from problem.__cause__
+
+
+def _of_heads(found: Subject, recipe: Recipe, thing: Any) -> Subject:
+    """Return the subject of a part that rotates, as wide as a head and with a table that is far longer than a text."""
+    source = re.sub(r"c\.max_len\b", str(_FAR), recipe.source)
+    if "c.num_heads" not in source and "c.d_head" not in source:
+        source = re.sub(r"c\.d_model\b", "c.d_head", source)
+    try:
+        return _at(replace(recipe, source=source), thing, "rotary")
+    except (NotBuiltError, NotCalledError):
+        return found
 
 
 def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:

@@ -11,7 +11,8 @@ from veriformer.properties.adapters.masks.masks_of_two import with_masks_of_two
 from veriformer.properties.adapters.shapes.images import text_with_image
 from veriformer.properties.adapters.unknown.arguments import arguments_of
 from veriformer.properties.adapters.unknown.one_sequence import of_one_sequence
-from veriformer.properties.adapters.unknown.parts import is_loss, loss_of, rotating
+from veriformer.properties.adapters.unknown.parts import is_loss, loss_of
+from veriformer.properties.adapters.unknown.rotating import rotating
 from veriformer.properties.adapters.unknown.two_sequences import (
     of_attention,
     of_two_sequences,
@@ -37,7 +38,7 @@ def understood(sample: nn.Module, sizes: DrawnConfig, kind: str | None, name: st
     """
     arguments = arguments_of(sample.forward)
     roles = {a.role for a in arguments}
-    if kind in (None, "rotary") and (turning := rotating(sample, sizes, arguments)) is not None:
+    if kind in (None, "rotary") and (turning := rotating(sample, sizes, arguments, name, kind)) is not None:
         return Understood("rotary", turning[0], None, (), tuple(turning[1]))
     if kind in (None, "loss") and is_loss(arguments) and (loss := loss_of(sample, sizes)) is not None:
         return Understood("loss", loss[0], None, (), tuple(loss[1]), declares=loss[2])

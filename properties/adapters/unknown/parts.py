@@ -1,4 +1,4 @@
-"""A lone part, told by what it does or takes: it adds positions, rotates queries and keys, or is a loss of labels."""
+"""A lone part, told by what it does or takes: it adds positions, or is a loss of labels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from veriformer.properties.adapters.unknown.wiring import Wiring
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _SINES = ("sin", "cos", "sin_", "cos_")
-_QUERIES, _KEYS = r"x?_?(q|query|queries)s?", r"x?_?(k|key|keys)s?"
-_OFFSETS = r"offset|start(_pos|_index|_position)?|past(_len|_length)?|position_offset|seq_offset"
 _LOGITS, _LABELS = r"(\w+_)?logits?", r"labels?|targets?|tgt|y|target_ids"
 
 
@@ -88,60 +86,6 @@ def _tables(sample: nn.Module, width: int) -> Iterator[str]:
     for path, table in [*sample.named_parameters(), *sample.named_buffers()]:
         if table.ndim > 1 and table.shape[-1] == width and not any(word.isdigit() for word in path.split(".")):
             yield f"model.{path}"
-
-
-def rotating(sample: nn.Module, sizes: DrawnConfig, arguments: Sequence[Argument]) -> tuple[Wiring, list[str]] | None:
-    """Return the call `(x [B, H, T, K], positions [T])` of a module that rotates queries and keys together; or None.
-
-    Its positions are counted from an offset that it takes, or from 0: then each vector is put where it is to stand.
-    """
-    names = [a.name.lower() for a in arguments]
-    if len(names) < 2 or not (re.fullmatch(_QUERIES, names[0]) and re.fullmatch(_KEYS, names[1])):
-        return None
-    if any(a.is_required for a in arguments[2:]):
-        return None
-    offset = next((a.name for a in arguments[2:] if re.fullmatch(_OFFSETS, a.name.lower())), None)
-    width = next((b.shape[-1] for b in sample.buffers() if b.ndim > 1), 2 * max(sizes.d_head // 2, 1))
-    for d_head in dict.fromkeys((sizes.d_head, width, 2 * width)):
-        x = torch.randn(2, 3, 5, d_head, generator=torch.Generator().manual_seed(0))
-        try:
-            with torch.no_grad():
-                output = sample(x, x)
-        except Exception:
-            continue
-        if _are_two(output, x):
-            notes = ["judged as rotary by the names of its arguments: what it makes of the queries"]
-            if not torch.equal(output[0], output[1]):
-                notes.append(
-                    "queries and keys that are equal are rotated otherwise: what it makes of keys is not judged"
-                )
-            return _wired(offset), notes
-    return None
-
-
-def _are_two(output: Any, x: Tensor) -> bool:
-    return (
-        isinstance(output, tuple | list)
-        and len(output) == 2
-        and all(isinstance(t, Tensor) and t.shape == x.shape for t in output)
-        and not torch.equal(output[0], x)
-    )
-
-
-def _wired(offset: str | None) -> Wiring:
-    if offset is not None:
-        each = f"model(x[:, :, t : t + 1], x[:, :, t : t + 1], {offset}=int(p))[0]"
-        return Wiring(("x", "positions"), {"*all": f"[{each} for t, p in enumerate(positions)], dim=2"},
-                      target="torch.cat")  # fmt: skip
-    before = (
-        "if (int(positions.max()) + 1) * x[:, :, 0].numel() > 2**26:  # each vector ends a sequence of its position",
-        "    raise IndexError('it takes no offset: positions as far as that are not asked for')",
-        "turned = []",
-        "for t, p in enumerate(positions.tolist()):",
-        "    wide = x[:, :, t : t + 1].expand(-1, -1, p + 1, -1)",
-        "    turned.append(model(wide, wide)[0][:, :, p])",
-    )
-    return Wiring(("x", "positions"), {"*all": "turned, dim=2"}, before, target="torch.stack")
 
 
 def is_loss(arguments: Sequence[Argument]) -> bool:
