@@ -15,8 +15,15 @@ from torch import Tensor, nn
 
 from veriformer.properties.adapters.beside.finding import beside, offering
 from veriformer.properties.adapters.beside.offers import Offer
-from veriformer.properties.adapters.constructing.building import NotBuiltError, Recipe, own_recipe, recipe_of
+from veriformer.properties.adapters.constructing.building import (
+    NotBuiltError,
+    Recipe,
+    is_a_configuration,
+    own_recipe,
+    recipe_of,
+)
 from veriformer.properties.adapters.constructing.heads import widths_taken
+from veriformer.properties.adapters.constructing.ready_made import returns_a_module
 from veriformer.properties.adapters.constructing.size_names import meanings, size_of_name
 from veriformer.properties.adapters.constructing.uninitialised import give_values, uninitialised
 from veriformer.properties.adapters.functions import attention_of, is_a_softmax, softmax_of, takes_scores_parts
@@ -262,12 +269,16 @@ def _from_instance(module: nn.Module, kind: str | None) -> Subject:
 
 
 def makes_a_module(function: Any) -> bool:
-    """Whether a function takes sizes and nothing else that it needs: one that makes a model, as `make_model(N, h)`."""
+    """Whether a function takes sizes and nothing else that it needs: one that makes a model, as `make_model(N, h)`.
+
+    One whose source shows that it makes a module may take a configuration, too.
+    """
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return bool(required) and len(meanings(required)) == len(required)
+    others = [n for n in required if n not in meanings(required)]
+    return bool(required) and (not others or (all(map(is_a_configuration, others)) and returns_a_module(function)))
 
 
 def sizes_of(module: nn.Module) -> DrawnConfig:

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from veriformer.properties.anatomy.traced import Traced, Value
 from veriformer.properties.definitions.sinusoids import closed_form
 
+SINES_SHOW = 24
+"""Positions among which sines and cosines are told from any other curve."""
+
+_FAST, _MOVES, _OFF = 1.99, 1e-2, 2e-3
+"""2 cos(w) of what turns at all within them; the step that is told from rounding; what is no sinusoid."""
+
 
 def embedding_factor(seen: Traced) -> tuple[float, str] | None:
     """Return by what the rows of the table of tokens are multiplied, and who looks them up; None if that is not seen.
@@ -89,6 +95,22 @@ def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> floa
                 scale = float((wanted * steps).sum() / wanted.square().sum())
                 errors.append(float((steps - (scale or 1.0) * wanted).abs().amax()))
     return min(errors)
+
+
+def is_made_of_sines(added: Tensor) -> bool:
+    """Whether each channel is a sinusoid of the position, and a constant: s_(t+1) + s_(t-1) = 2 cos(w) s_t of steps s.
+
+    Args:
+        added: `[T, D]`, what enters at each position where every token is the same one.
+    """
+    steps = added.detach().double().cpu().diff(dim=0)
+    if len(steps) < SINES_SHOW - 1:
+        return False
+    steps = steps[:, steps.abs().amax(0) > _MOVES]
+    around, own = steps[2:] + steps[:-2], steps[1:-1]
+    turn = (around * own).sum(0) / own.square().sum(0)
+    rest = (around - turn * own).abs().amax(0) / steps.abs().amax(0)
+    return steps.shape[1] > 1 and int((turn < _FAST).sum()) > 1 and bool((rest < _OFF).all())
 
 
 def first_rows(

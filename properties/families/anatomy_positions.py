@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention
-from veriformer.properties.anatomy.entering import embedding_factor, first_rows, position_steps, sinusoid_misfit
+from veriformer.properties.anatomy.entering import (
+    embedding_factor,
+    first_rows,
+    is_made_of_sines,
+    position_steps,
+    sinusoid_misfit,
+)
 from veriformer.properties.anatomy.flow import FAR, Flow, flow, is_far
 from veriformer.properties.anatomy.rotations import (
     BASES,
@@ -38,6 +44,7 @@ from veriformer.properties.families.anatomy_slopes import over_themselves, slope
 from veriformer.properties.subject.subject import Subject
 
 KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
+_MEANT = "(declare positions='other' if that is meant)"
 _ROUNDED = 2**-8  # the factor may be rounded to bfloat16
 
 
@@ -303,8 +310,12 @@ def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: flo
     for words, table in wrong_tables(len(steps), width, base):
         guess = table()
         if float((guess - guess[:1] - steps).abs().amax()) < 1e3 * limit:
-            return f"the table is that of the formula with {words}"
-    return None
+            return f"the table is that of the formula with {words} {_MEANT}"
+    return (
+        f"it is made of sines and cosines, and is no known variant of the table {_MEANT}"
+        if is_made_of_sines(steps)
+        else None
+    )
 
 
 def _learned(case: Case, flowing: Flow) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.anatomy.entering import SINES_SHOW, is_made_of_sines
 from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.sinusoids import closed_form
+from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.probes.findings import Finding, Question, a_case
 from veriformer.properties.probes.module_parts import layer_lists, silence
@@ -24,17 +26,15 @@ LENGTH = 6
 
 def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
     """Feed one token at every position: what the first layer gets then differs by the positions alone."""
-    if bench.subject.kind not in _STACKS or not bench.subject.takes_tokens:
+    if bench.subject.kind not in (*_STACKS, "encoder_decoder") or not bench.subject.takes_tokens:
         return
     case = a_case(bench)
     built = case.bench.pool.fresh(bench.configs[0], torch.float32)
     if not isinstance(built.module, nn.Module):
         return
-    tokens = torch.ones(1, LENGTH, dtype=torch.long, device=bench.device)
-    entering = first_input(built.module, built.config.d_model, lambda: case.call(built, tokens))
-    if entering is None or entering.shape[1] < LENGTH:
+    added = _entering(case, built, LENGTH)
+    if added is None:
         return
-    added = entering[0, -LENGTH:]
     steps = (added - added[:1]).detach().double().cpu()
     if not bool((steps.abs() > 1e-6 * size_of(added)).any()):
         yield Finding(
@@ -47,6 +47,11 @@ def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
         angles = closed_form(LENGTH, steps.shape[1], 10000.0, layout)
         if worst_difference(steps, angles - angles[:1]).error < 1e-4:
             kind, how = "sinusoidal", f"what is added is the sinusoidal table, {layout}"
+    longest = min(bench.configs[0].max_len, bench.subject.longest or SINES_SHOW)
+    if kind == "added" and longest >= SINES_SHOW:
+        whole = _entering(case, built, SINES_SHOW)
+        if whole is not None and is_made_of_sines(whole):
+            kind, how = "sinusoidal", "what is added is made of sines and cosines"
     if kind == "added" and any(
         m.num_embeddings != bench.configs[0].vocab_size and m.embedding_dim == steps.shape[1]
         for m in built.module.modules()
@@ -56,6 +61,14 @@ def where_positions_enter(bench: Workbench) -> Iterator[Finding]:
     if kind != "added":
         yield Finding("positions", kind, how)
     yield Finding("positions enter", "at the embedding", how, is_fact=False, told=False)
+
+
+def _entering(case: Case, built: Built, length: int) -> Tensor | None:
+    """Return `[T, D]`, what enters the first layer for one token at every position; of two sequences, of the source."""
+    tokens = torch.ones(1, length, dtype=torch.long, device=case.bench.device)
+    given = (tokens, tokens) if case.subject.kind == "encoder_decoder" else (tokens,)
+    entering = first_input(built.module, built.config.d_model, lambda: case.call(built, *given))
+    return None if entering is None or entering.shape[1] < length else entering[0, -length:]
 
 
 def first_input(model: nn.Module, width: int, run: Callable[[], object]) -> Tensor | None:

@@ -27,6 +27,11 @@ _GUESSED = "{} = {} was guessed; if that is not ordinary, write a Subject with b
 _DEPTH = 3  # parts of parts
 
 
+def is_a_configuration(name: str) -> bool:
+    """Whether an argument takes a configuration by its name."""
+    return name.lower() in _CONFIGURES
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a thing is built.

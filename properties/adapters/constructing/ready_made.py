@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,17 @@ def made_by(thing: Any) -> str:
     )
 
 
+def returns_a_module(function: Any) -> bool:
+    """Whether the source of a function calls a class of modules that stands beside it, and gives what that made."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    there = {n for n, v in function.__globals__.items() if isinstance(v, type) and issubclass(v, nn.Module)}
+    called = {_last(c.func) for c in ast.walk(tree) if isinstance(c, ast.Call)}
+    return any(_makes(node, name) for node in tree.body for name in there & called)
+
+
 def _near(file: Path) -> list[Path]:
     """Return the files of the folder of a file, and of those above that are of one project with it."""
     near = dict.fromkeys(sorted(file.parent.glob("*.py")))
@@ -98,14 +110,17 @@ def _makers(file: Path, name: str) -> Iterator[str]:
     except (OSError, SyntaxError, ValueError):
         return
     for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        calls = [c for c in ast.walk(node) if isinstance(c, ast.Call) and _last(c.func) == name]
-        kept = {t.id for a in ast.walk(node) if isinstance(a, ast.Assign) and a.value in calls
-                for t in a.targets if isinstance(t, ast.Name)}  # fmt: skip
-        returned = [_itself(r.value) for r in ast.walk(node) if isinstance(r, ast.Return)]
-        if any(value in calls or (isinstance(value, ast.Name) and value.id in kept) for value in returned):
+        if isinstance(node, ast.FunctionDef) and _makes(node, name):
             yield node.name
+
+
+def _makes(node: ast.stmt, name: str) -> bool:
+    """Whether a function calls a class and returns what that made."""
+    calls = [c for c in ast.walk(node) if isinstance(c, ast.Call) and _last(c.func) == name]
+    kept = {t.id for a in ast.walk(node) if isinstance(a, ast.Assign) and a.value in calls
+            for t in a.targets if isinstance(t, ast.Name)}  # fmt: skip
+    returned = [_itself(r.value) for r in ast.walk(node) if isinstance(r, ast.Return)]
+    return any(value in calls or (isinstance(value, ast.Name) and value.id in kept) for value in returned)
 
 
 def _itself(value: ast.expr | None) -> ast.expr | None:

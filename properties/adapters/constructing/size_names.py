@@ -24,7 +24,7 @@ _SIZES: Mapping[str, str] = {
     r"((seq|seqs|sequence|context|ctx|text|token|tokens|position|positions|pos|src|tgt|sentence|captions?|words?|frames?)_?)?"
     r"(len|length|lens|size|embeddings|emb|embed|positions?|tokens)?"
     r"|block_?size|(context|ctx|seq|sequence|sentence)_?(len|length|size|window)|context|n_?(ctx|positions|seq)"
-    r"|num_positions|max_t|t_max|maxlen|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
+    r"|num_positions|n_position|len_max(_seq\w*)?|max_t|t_max|maxlen|max_?\w*_(len|length)|\w+_(context|ctx|seq|sequence)_?(len|length)"
     r"|(src|tgt|trg|source|target|input|output|enc|dec|encoder|decoder)_(max|context|ctx|seq|sequence|sentence)?_?"
     r"((seq|sequence)_?)?(len|length)",
     "num_classes": r"(n|num)_?(class|classes|labels?|outputs?|targets|categories)|(out|output)_(classes|size)"
@@ -32,10 +32,13 @@ _SIZES: Mapping[str, str] = {
     "dropout": r"(\w+_)?(drop|dropout|pdrop)(_?(rate|p|prob|probability|ratio))?|p_?(drop|dropout)",
     "d_model": r"(d|dim)_?(model|embed|emb|hidden|embedding)?|dims?|(n|num)_?(embd?|embed|embedding|hidden|state)"
     r"|((src|tgt|trg|enc|dec|encoder|decoder)_)?(embed|emb|embeddings?|model|token|input|hidden|encoder|decoder|enc|dec|residual|transformer|word|query|context)_?(embed(ding)?_?)?"
-    r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|(in|out)_features|nhid|d_hid"
+    r"(dim|dims|size|width|d)|(h|hid)_(dim|size)|(d|dim|n)_(word|token|emb|model)?_?(vec|vector)|(embed|emb|embd)|width|channels?_dim|d_(in|out)|hidden|features|(in|out)_features|nhid|d_hid"
     r"|(n|num)_?(features?|feats|variables|vars|series)|(enc|dec|c)_in|feature_(dim|size)|(input|in)_feats",
 }  # fmt: skip
 """Patterns of whole names in lower case; the first size whose pattern fits is meant."""
+
+_BARE = re.compile(r"size|dim|width")
+"""Names that mean d_model in a constructor where nothing else does."""
 
 _WEAK = re.compile(r"(d|n|num)?_?(hidden|hid)(_?(dim|dims|size|width|units|features))?|hidden_?(dim|size)|d_hid|nhid")
 """Names that mean d_model where nothing else does, and d_ff beside one that does."""
@@ -86,7 +89,7 @@ def size_of_name(name: str) -> str | None:
     >>> size_of_name("n_embd"), size_of_name("nhead"), size_of_name("block_size"), size_of_name("theta")
     ('d_model', 'num_heads', 'max_len', None)
     """
-    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+    plain = re.sub(r"_+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)).lower().strip("_")
     for known in (plain, _SIDE.sub("", plain), _OTHER_SIDE.sub("", plain), _NUMBER.sub(r"n_\1", plain)):
         if size := next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, known)), None):
             return size
@@ -105,6 +108,8 @@ def meanings(names: Iterable[str]) -> dict[str, str]:
         found = {name: size for name, size in found.items() if name.lower() not in ("width", "w", "height", "h")}
     if any(_ENTERS.fullmatch(name.lower()) for name in names):  # what enters has a width, and so has what leaves
         found |= {name: "d_model" for name in found if _LEAVES.fullmatch(name.lower())}
+    if "d_model" not in found.values():
+        found |= dict.fromkeys([name for name in names if _BARE.fullmatch(name.lower())][:1], "d_model")
     weak = [name for name, size in found.items() if size == "d_model" and _WEAK.fullmatch(name.lower())]
     strong = any(size == "d_model" and name not in weak for name, size in found.items())
     has_inner = "d_ff" in found.values()

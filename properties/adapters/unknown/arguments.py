@@ -13,7 +13,9 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ("query", r"x?_?(q|query|queries)(_in)?s?"),
     ("key", r"x?_?(k|key|keys)(_in)?s?"),
     ("value", r"x?_?(v|value|values)(_in)?s?"),
-    ("target", r"(tgt|trg|target)s?(_?(seq|ids|tokens|input|inputs|sequence|in))?|(dec|decoder)_?\w*|output_(seq|ids)"
+    ("positions", r"((src|tgt|trg|source|target|enc|dec)_)(pos|positions?|position_ids)"),
+    ("target", r"(tgt|trg|target)s?(_?(seq|ids|tokens|input|inputs|sequence|in))?|(dec|decoder)_?\w*"
+               r"|output_(seq|ids|tokens)"
                r"|target_\w*(embeddings?|tokens|inputs?)"
                r"|(tokens?|ids|x|seq|sequence|inputs?|embeddings?)_(tgt|trg|target|dec|decoder)|outputs?|y"),
     ("memory", r"memory|mem|context|ctx|cond|enc(oder)?_(out|output|outputs|src|hidden_states?|states?)|enc_output"

@@ -16,6 +16,7 @@ from veriformer.properties.adapters.unknown.rotating import rotating
 from veriformer.properties.adapters.unknown.two_sequences import (
     of_attention,
     of_two_sequences,
+    only_unknown,
     optional_second,
     second_of,
 )
@@ -51,7 +52,7 @@ def understood(sample: nn.Module, sizes: DrawnConfig, kind: str | None, name: st
     try:
         found = of_one_sequence(sample, sizes, kind, arguments, name)
     except NotCalledError:
-        for maybe in optional_second(arguments, kind):
+        for maybe in (*optional_second(arguments, kind), *only_unknown(arguments, kind)):
             with contextlib.suppress(NotCalledError):
                 pair = of_two_sequences(sample, sizes, kind, arguments, maybe, name)
                 return with_masks_of_two(pair, sample, sizes, arguments, padding_id)

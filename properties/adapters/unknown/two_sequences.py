@@ -31,6 +31,7 @@ from veriformer.properties.adapters.unknown.understanding import (
 from veriformer.properties.adapters.unknown.wiring import Wiring, picks, reached_by
 from veriformer.properties.subject.sizes import DrawnConfig
 
+_OF_TARGET = r"(tgt|trg|target|dec)_"
 _OPTIONAL_TARGETS = (
     r"(dec|decoder)_?(input_?ids|inputs?|tokens|ids|seq|x)|(tgt|trg|target)s?(_?(seq|ids|tokens|inputs?|in))?"
 )
@@ -52,6 +53,12 @@ def optional_second(arguments: Sequence[Argument], kind: str | None) -> list[Arg
     """
     found = [a for a in arguments[1:] if not a.is_required and re.fullmatch(_OPTIONAL_TARGETS, a.name.lower())]
     return [replace(a, role="target") for a in found] if kind in (None, "encoder_decoder") else []
+
+
+def only_unknown(arguments: Sequence[Argument], kind: str | None) -> list[Argument]:
+    """Return the one argument that is needed and means nothing known, as what may take the target."""
+    unknown = [a for a in arguments[1:] if a.is_required and not a.role]
+    return [replace(unknown[0], role="target")] if len(unknown) == 1 and kind in (None, "encoder_decoder") else []
 
 
 def of_attention(sample: nn.Module, sizes: DrawnConfig, arguments: Sequence[Argument], name: str) -> Understood:
@@ -84,6 +91,8 @@ def of_two_sequences(
     is_pair = second.role == "target"
     inputs = ("source", "target") if is_pair else ("x", "memory")
     given = basis(arguments, inputs[0], sample) | {second.name: inputs[1]}
+    given |= {a.name: given[a.name].replace(inputs[0], inputs[1]) for a in by_role(arguments, "positions")
+              if a.name in given and re.match(_OF_TARGET, a.name.lower())}  # fmt: skip
     wiring = Wiring(inputs, given)
     if missing := unknown(arguments, given):
         raise NotCalledError(
@@ -100,6 +109,8 @@ def of_two_sequences(
         raise NotCalledError(f"{name} was called with two sequences [{B}, {T}] and raised {type(problem).__name__}: "
                              f"{problem}; say what it is: --kind KIND, or write a Subject") from problem  # fmt: skip
     found = [(w, t) for w, t in picks(output, (B, T), B * T) if t.ndim == 3]
+    if not found and isinstance(output, Tensor) and output.ndim == 2 and len(output) == B * T:
+        found = [(f".view(*{inputs[1] if is_pair else inputs[0]}.shape[:2], -1)", output.view(B, T, -1))]
     if not found:
         raise NotCalledError(f"{name} gave {shape_of(output)} for two sequences [{B}, {T}]; write a Subject")
     if len(found) > 1:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.constructing.size_names import is_padding_id
 from veriformer.properties.adapters.unknown.arguments import Argument
 from veriformer.properties.adapters.unknown.unused import head_left_to_the_caller
 from veriformer.properties.adapters.unknown.wiring import Wiring, reached_by
@@ -73,7 +74,9 @@ def basis(arguments: Sequence[Argument], x: str, sample: nn.Module) -> dict[str,
     for a in arguments[1:]:
         if not a.is_required:
             continue
-        if a.role == "start":
+        if is_padding_id(a.name):
+            given[a.name] = "-1"  # which is no token: nothing is padding
+        elif a.role == "start":
             given[a.name] = "0"
         elif a.role == "positions":
             given[a.name] = f"torch.arange({length}, device={x}.device)"
