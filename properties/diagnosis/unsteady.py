@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.constructing.uninitialised import Filled
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.causes.asking import measured_once
@@ -30,6 +31,7 @@ NOISY = (
 )  # fmt: skip
 """What compares in eval mode too: noise makes it fail; what a call keeps or writes has other signs there."""
 
+READS = "what torch.empty or empty_like gave is read, or added to, before anything is written there"
 _MODES = ("grad", "no_grad")
 _ARGUMENTS = {
     "attention": ("the queries", "the keys", "the values"),
@@ -116,6 +118,8 @@ def _random(calls: _Calls, path: Path) -> str | None:
         return None
     if watch.seen:
         return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
+    if bool(reads_memory(lambda: calls(calls.inputs, path))):
+        return READS
     if calls.differ(calls(calls.inputs, path), second):
         return "the same call gives another output each time in eval mode: noise is not switched off"
     return None
@@ -162,3 +166,18 @@ def _by_layout(calls: _Calls, problem: Violation) -> str | None:
     except SubjectError:
         pass
     return None
+
+
+def reads_memory(call: Callable[[], Tensor]) -> Tensor:
+    """Return whether a call gives another output where memory that is asked for without a value holds other numbers.
+
+    Noise is none: with the same numbers there the output is the same.
+    """
+    given = []
+    for value in (0.0, 0.0, 1.0):
+        with Filled(value):
+            given.append(call().detach().nan_to_num())
+    if any(one.shape != given[0].shape for one in given):
+        return torch.tensor(False)
+    apart, size = [(one - given[0]).abs().amax() for one in given[1:]], given[0].abs().amax()
+    return (apart[0] <= 1e-6 * size) & (apart[1] > 1e-3 * size)

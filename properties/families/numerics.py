@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.diagnosis.unsteady import READS, reads_memory
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
@@ -45,6 +47,8 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     built = case.built()
     if case.walks_all_paths and (unset := case.bench.pool.uninitialised(built.config)):
         _ask_of_values(case, unset)
+    if case.walks_all_paths:
+        _asks_for_no_memory(case, built)
     # float16 ends at 65504: the scores of inputs of 100 are out of its range, whatever the implementation
     large = () if built.dtype == torch.float16 else (100.0,)
     subnormal = torch.finfo(built.dtype).tiny / 4
@@ -59,6 +63,20 @@ def ordinary_inputs_give_finite_outputs(case: Case) -> None:
     if case.walks_all_paths and case.subject.kind in SEQUENCES:
         _every_length(case, built)
     case.witness()
+
+
+def _asks_for_no_memory(case: Case, built: Built) -> None:
+    """Fail where numbers are read that nothing has written: NaN on the day on which the memory holds one."""
+    drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
+    call = case.caller(built, *[x.to(case.bench.device) for x in drawn.tensors], *drawn.extras)
+    with suppress(SubjectError):  # it does not run where operators are watched
+        case.require(
+            ~case.apply(reads_memory, call),
+            "the output depends on what memory held before",
+            got="other outputs where torch.empty gives 0 and where it gives 1",
+            expected="one output",
+            cause=lambda: READS,
+        )
 
 
 def _ask_of_values(case: Case, unset: tuple[str, ...]) -> None:
@@ -250,6 +268,8 @@ def _state(case: Case, built: Built, inputs: Inputs) -> str | None:
         call()
     if watch.seen:
         return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
+    if bool(reads_memory(case.caller(built, *inputs.tensors, *inputs.extras))):
+        return READS
     if isinstance(built.module, nn.Module):
         before = {name: buffer.clone() for name, buffer in built.module.named_buffers()}
         call()

@@ -11,6 +11,7 @@ from veriformer.properties.bench.measured import given_dtype
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.diagnosis.unsteady import reads_memory
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import SEQUENCE_KINDS
 
@@ -54,7 +55,8 @@ def preflight(bench: Workbench) -> Preflight:
         if first.shape != again.shape or (
             worst_difference(again, first, size_of(first)).error > 16 * epsilon(first.dtype)
         ):
-            broken.append("numerics.stateless")
+            of_memory = bool(reads_memory(lambda: bench.forward(built, *kept, *inputs.extras)))
+            broken.append("numerics.finite" if of_memory else "numerics.stateless")
         return Preflight(broken=broken)
     except SubjectTimeoutError as problem:
         return Preflight(error=str(problem), timed_out=True)

@@ -12,13 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
-class _Filled(TorchDispatchMode):
-    """Fills memory that is asked for without a value with NaN, so that what is never written shows."""
+class Filled(TorchDispatchMode):
+    """Fills memory that is asked for without a value with a number, so that what is never written shows."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _EMPTY and isinstance(made, Tensor) and made.is_floating_point():
-            made.fill_(float("nan"))
+            made.fill_(self.value)
         return made
 
 
@@ -29,7 +37,7 @@ def uninitialised(build: Callable[[], Any]) -> tuple[str, ...]:
         build: makes a model; what it raises is told by whoever builds the model that is judged.
     """
     try:
-        with torch.random.fork_rng(devices=[]), _Filled():
+        with torch.random.fork_rng(devices=[]), Filled(float("nan")):
             module = build()
         if not isinstance(module, nn.Module):
             return ()
