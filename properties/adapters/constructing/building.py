@@ -9,7 +9,10 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+
+import torch
 
 from veriformer.properties.adapters.constructing.choices import choice_of, guess_of, settings_of
 from veriformer.properties.adapters.constructing.configurations import Configuration, configurations, own_configurations
@@ -148,13 +151,20 @@ def _ways(
         given, unknown = _given(thing, others)
         if not unknown:
             there = module if holder.name.lower() in _CONFIGURES else None
-            for found in configurations(thing, _type_of(thing, holder), there):
+            build = partial(_with_the_others, thing, holder.name, given)
+            for found in configurations(thing, _type_of(thing, holder), there, build):
                 if isinstance(found, str):
                     yield f"{holder.name}.{found}"
                 else:
                     yield replace(given, configuration=found, argument=holder.name)
     given, unknown = _given(thing, parameters)
     yield unknown or given
+
+
+def _with_the_others(thing: Any, name: str, others: _Arguments, configuration: Any) -> Any:
+    """Call a thing with a configuration, and with the arguments that it needs besides."""
+    words = {n: eval(v, {"c": DrawnConfig(), "torch": torch, **others.names}) for n, v in others.given.items()}
+    return thing(**{name: configuration}, **words)
 
 
 def _given(thing: Any, parameters: list[inspect.Parameter], depth: int = 0) -> tuple[_Arguments, str]:

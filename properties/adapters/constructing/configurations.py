@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,13 +46,16 @@ class Configuration:
     guessed: tuple[str, ...] = ()
 
 
-def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration | str]:
+def configurations(
+    thing: Any, annotated: Any, module: types.ModuleType | None, build: Callable[[Any], Any] | None = None
+) -> Iterator[Configuration | str]:
     """Yield the configurations that a class may take, the surest first; or what one is asked for that is not known.
 
     Args:
         thing: class or function that takes one.
         annotated: type that it says the argument has; None if it says none.
         module: of the thing, where a configuration is looked for by name; None: not by name.
+        build: the thing, called with a configuration and all that it needs besides; None where it needs nothing.
     """
     default = getattr(thing, "get_default_config", None)
     if callable(default):
@@ -74,7 +77,7 @@ def configurations(thing: Any, annotated: Any, module: types.ModuleType | None) 
     for name, value in there.items():
         if inspect.isfunction(value) and _NAMED.fullmatch(name) and value.__module__ == there.get("__name__"):
             yield from _of_parser(value, name)
-    yield from _asked_for(thing)
+    yield from _asked_for(build or thing)
 
 
 def own_configurations(thing: Any, annotated: Any, module: types.ModuleType | None) -> Iterator[Configuration]:
@@ -239,13 +242,13 @@ class _Asked(dict[str, Any]):
         return eval(values[name], {"c": DrawnConfig()})
 
 
-def _asked_for(thing: Any) -> Iterator[Configuration | str]:
+def _asked_for(build: Callable[[Any], Any]) -> Iterator[Configuration | str]:
     """Yield a namespace, or a dict, of the names that the constructor asks for; or the name that is not known."""
     guessed: tuple[str, ...] = ()
     while True:
         asked = _Asked(guessed)
         try:
-            thing(asked)
+            build(asked)
         except (AttributeError, KeyError) as problem:
             if (name := asked.unknown) and name in str(problem):  # without a default: a number, if it is one
                 if len(guessed) == _GUESSES:

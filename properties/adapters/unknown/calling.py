@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from torch import nn
 
 from veriformer.properties.adapters.masks import masking
@@ -51,10 +49,13 @@ def understood(sample: nn.Module, sizes: DrawnConfig, kind: str | None, name: st
         return with_masks_of_two(pair, sample, sizes, arguments, padding_id)
     try:
         found = of_one_sequence(sample, sizes, kind, arguments, name)
-    except NotCalledError:
-        for maybe in (*optional_second(arguments, kind), *only_unknown(arguments, kind)):
-            with contextlib.suppress(NotCalledError):
+    except NotCalledError as refusal:
+        problem, unknown = refusal, only_unknown(arguments, kind)
+        for maybe in (*optional_second(arguments, kind), *unknown):
+            try:
                 pair = of_two_sequences(sample, sizes, kind, arguments, maybe, name)
                 return with_masks_of_two(pair, sample, sizes, arguments, padding_id)
-        raise
+            except NotCalledError as another:
+                problem = another if maybe in unknown else problem
+        raise problem from problem.__cause__
     return masking.with_mask(found, sample, sizes, arguments, padding_id)

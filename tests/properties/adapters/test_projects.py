@@ -268,3 +268,99 @@ def test_what_generates_for_one_text_is_given_one(tmp_path: Path) -> None:
     assert outcome(subject, "decoding.sampling") == "PASS"
     (wrong,) = load(f"{tmp_path}/wrong.py")
     assert outcome(wrong, "decoding.sampling") == "FAIL"
+
+
+ROPE = """
+import torch
+from torch import nn
+class RotaryEmbedding(nn.Module):
+    def __init__(self, dim, max_seq_len=64, base=10000):
+        super().__init__()
+        angles = torch.outer(torch.arange(max_seq_len).float(), base ** (-torch.arange(0, dim, 2).float() / dim))
+        self.register_buffer("cos", torch.cat([angles, angles], -1).cos())
+        self.register_buffer("sin", torch.cat([angles, angles], -1).sin())
+    def forward(self, {takes}):
+        cos, sin = {rows}
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+"""
+
+
+@pytest.mark.parametrize(
+    ("takes", "rows"),
+    [
+        ("x", "self.cos[: x.shape[2]], self.sin[: x.shape[2]]"),
+        ("x", "self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]"),
+        ("x, positions", "self.cos[positions], self.sin[positions]"),
+        (
+            "x, offset=0",
+            "self.cos[offset : offset + x.shape[2]], self.sin[offset : offset + x.shape[2]]",
+        ),
+    ],
+    ids=["heads first", "time first", "positions", "offset"],
+)
+def test_a_part_that_rotates_one_tensor_is_rotary_by_its_name(takes: str, rows: str, tmp_path: Path) -> None:
+    text = ROPE.format(takes=takes, rows=rows)
+    write(tmp_path, {"right.py": text, "wrong.py": text.replace("-x[..., half:]", "x[..., half:]")})
+    (subject,) = load(f"{tmp_path}/right.py")
+    assert subject.kind == "rotary"
+    assert [outcome(subject, p) for p in ("rotary.isometry", "rotary.relative")] == ["PASS", "PASS"]
+    (wrong,) = load(f"{tmp_path}/wrong.py")
+    assert outcome(wrong, "rotary.isometry") == "FAIL"
+
+
+def test_a_softmax_is_one_by_its_name(tmp_path: Path) -> None:
+    text = "import torch\ndef my_softmax(x, dim):\n    e = torch.exp(x - x.amax(dim, keepdim=True))\n"
+    text += "    return e / e.sum(dim, keepdim=True)\n"
+    write(tmp_path, {"right.py": text, "wrong.py": text.replace(" - x.amax(dim, keepdim=True)", "")})
+    (subject,) = load(f"{tmp_path}/right.py:my_softmax")
+    assert subject.kind == "softmax"
+    assert outcome(subject, "softmax.no-overflow") == "PASS"
+    (wrong,) = load(f"{tmp_path}/wrong.py:my_softmax")
+    assert outcome(wrong, "softmax.no-overflow") == "FAIL"
+
+
+SPANS = """
+import torch
+from torch import nn
+class Spans(nn.Module):
+    def __init__(self, vocab_size, d_model):
+        super().__init__()
+        self.table, self.out = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, 1)
+        self.mix = nn.MultiheadAttention(d_model, 2, batch_first=True)
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.out(x + self.mix(x, x, x, need_weights=False)[0]).squeeze(-1)
+"""
+
+
+def test_one_number_for_each_position_is_an_encoder(tmp_path: Path) -> None:
+    write(tmp_path, {"spans.py": SPANS})
+    (subject,) = load(f"{tmp_path}/spans.py")
+    assert subject.kind == "encoder"
+    assert outcome(subject, "permutation.equivariance") in ("PASS", "NOT_APPLICABLE")
+
+
+MADE = """
+import torch
+from torch import nn
+class Two(nn.Module):
+    def __init__(self, encoder, table, out):
+        super().__init__()
+        self.encoder, self.table, self.out = encoder, table, out
+    def forward(self, x, y_below):
+        memory = self.encoder(self.table(x)).mean(1, keepdim=True)
+        return self.out(self.table(y_below) + memory).flatten(0, 1)
+def build_model(config, source_vocabulary_size):
+    table = nn.Embedding(source_vocabulary_size, config["d_model"])
+    model = Two(nn.Linear(config["d_model"], config["d_model"]), table, nn.Linear(config["d_model"], 9))
+    return model
+"""
+
+
+def test_a_function_that_makes_the_model_is_meant_and_a_target_may_have_any_name(tmp_path: Path) -> None:
+    write(tmp_path, {"made.py": MADE})
+    (subject,) = load(f"{tmp_path}/made.py")
+    assert subject.name == "build_model"
+    assert subject.kind == "encoder_decoder"
+    assert outcome(subject, "causality.no-future-influence") == "PASS"
