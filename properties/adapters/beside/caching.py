@@ -101,7 +101,8 @@ def _all_ways(sample: nn.Module, module: ModuleType | None, arguments: Sequence[
     """Yield what to give for a cache, the surest first."""
     rest = arguments[1:]
     flags = {a.name: "True" for a in rest if re.fullmatch(_FLAG, a.name.lower())}
-    starts = {a.name: "start" for a in rest if re.fullmatch(_START, a.name.lower())}
+    counted = _counting_from_zero(sample)
+    starts = {a.name: "start" for a in rest if re.fullmatch(_START, a.name.lower()) or a.name in counted}
     places = {
         a.name: "torch.arange(start, start + x.shape[1], device=x.device)"
         for a in rest
@@ -121,6 +122,15 @@ def _all_ways(sample: nn.Module, module: ModuleType | None, arguments: Sequence[
             for reset in [*resets, ""] if not starts else ["", *resets]:
                 told = ", ".join(f"{n}={v}" for n, v in {**flags, **more}.items())
                 yield _Way({**flags, **more}, "", "", reset, told)
+
+
+def _counting_from_zero(sample: nn.Module) -> set[str]:
+    """Return the arguments of a forward whose default is the number 0: a place in the text, by whatever name."""
+    try:
+        parameters = inspect.signature(sample.forward).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {p.name for p in parameters if type(p.default) is int and p.default == 0}
 
 
 def _subsets(starts: dict[str, str], places: dict[str, str]) -> Iterator[dict[str, str]]:
