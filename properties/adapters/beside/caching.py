@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,8 @@ _MAKERS = (
 _RESETS = r"(reset|clear|empty|init|setup|free|drop)_?\w*(cache|caches|state|states|kv|past)?"
 _LENGTHS = r"(max_)?(seq_?)?(len|length|size|seq|t|positions|cache_len|tokens)|max_seq_len(gth)?|max_cache_len"
 _B, _T, _CUT = 2, 7, 4
+_SECONDS = 20.0
+"""Of the processor, for finding out how a cache is given: a large model has no time for all ways."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,10 @@ def cache_beside(
         return None
     best: tuple[int, str, str] | None = None
     is_asked = ""
+    until = thread_time() + _SECONDS
     for way in _all_ways(sample, module, arguments):
+        if thread_time() > until:
+            break
         is_asked = is_asked or way.told
         for pick, kept in _returned(sample, wiring, way, names, x):
             for split in ("", "behind", "all"):
