@@ -114,7 +114,7 @@ def _random(calls: _Calls, path: Path) -> str | None:
     calls(calls.inputs, path)
     with DropoutWatch() as watch:
         first, second = calls(calls.inputs, path), calls(calls.inputs, path)
-    if not calls.differ(first, second):
+    if not calls.differ(first, second) or not bool(first.isfinite().all()):  # NaN is no number, and differs from itself
         return None
     if watch.seen:
         return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"

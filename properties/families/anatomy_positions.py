@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from veriformer.properties.anatomy.attention import Attention
 from veriformer.properties.anatomy.entering import (
     embedding_factor,
     first_rows,
-    is_made_of_sines,
     position_steps,
     sinusoid_misfit,
 )
@@ -297,7 +296,19 @@ def table_error(seen: Traced, length: int, width: int, base: float, layout: str)
 
 
 def _table_base(steps: Tensor, width: int, layout: str, limit: float) -> tuple[str, float] | None:
-    return next((("base", b) for b in BASES if sinusoid_misfit(steps, width, b, layout) < 1e3 * limit), None)
+    tried = (*BASES, *_bases_told(steps, width))
+    return next((("base", b) for b in tried if sinusoid_misfit(steps, width, b, layout) < 1e3 * limit), None)
+
+
+def _bases_told(steps: Tensor, width: int) -> Iterator[float]:
+    """Yield the bases that the second pair of channels tells, of either layout: its sine at position 1 is sin(w)."""
+    if width < 4 or len(steps) < 2:
+        return
+    for first, second in ((0, 2), (0, 1)):
+        share = float(steps[1, second] / steps[1, first]) * math.sin(1.0)
+        if 0 < share < 1:
+            base = math.asin(share) ** (-width / 2)
+            yield float(round(base)) if abs(base - round(base)) < 1e-3 * base else base
 
 
 def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: float) -> str | None:
@@ -311,11 +322,7 @@ def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: flo
         guess = table()
         if float((guess - guess[:1] - steps).abs().amax()) < 1e3 * limit:
             return f"the table is that of the formula with {words} {_MEANT}"
-    return (
-        f"it is made of sines and cosines, and is no known variant of the table {_MEANT}"
-        if is_made_of_sines(steps)
-        else None
-    )
+    return f"it is no known variant of the table {_MEANT}"
 
 
 def _learned(case: Case, flowing: Flow) -> None:
