@@ -36,8 +36,10 @@ def python_files(clone: Path, commit: str, folder: Path) -> str:
     if directory is None:
         return "no clone"
     git = ["git", "--git-dir", str(directory)]
-    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", commit], capture_output=True, text=True, check=False)
-    wanted = [n for n in listed.stdout.splitlines() if n.endswith((".py", ".yaml", ".yml", ".json", ".toml", ".cfg"))]
+    listed = subprocess.run(
+        [*git, "ls-tree", "-r", "-z", "--name-only", commit], capture_output=True, text=True, check=False
+    )
+    wanted = [n for n in listed.stdout.split("\0") if n.endswith((".py", ".yaml", ".yml", ".json", ".toml", ".cfg"))]
     if not wanted:
         return "no such commit"
     for start in range(0, len(wanted), 200):
