@@ -48,6 +48,12 @@ def python_files(clone: Path, commit: str, folder: Path) -> str:
         if packed.returncode == 0:
             with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
                 archive.extractall(folder, filter="data")
+            continue
+        for name in part:  # a snapshot may list what it has not
+            shown = subprocess.run([*git, "show", f"{commit}:{name}"], capture_output=True, check=False)
+            if shown.returncode == 0:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(shown.stdout)
     return ""
 
 
