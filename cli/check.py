@@ -87,7 +87,7 @@ def check(
     holds where the option is not given; `subjects` there are the TARGETs where none is given.
     """
     if cluster is None:
-        warm_up()
+        warm_up(targets)
     settings = {
         "profile": profile, "seed": seed, "device": device, "dtypes": dtypes, "call_seconds": call_seconds,
         "named": only, **said(kind, declares),

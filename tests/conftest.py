@@ -6,7 +6,6 @@ These hooks stand here, since the process that hands tests to the workers loads 
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from dask_cluster import DaskCluster, running
 from verification import counting
 from veriformer.cli.processes.template import start, template
 from veriformer.clusters import opening
-from veriformer.clusters.memory import keep_freed_memory
+from veriformer.clusters.memory import keep_freed_memory, seldom_collect
 from veriformer.properties.bench import profiles
 
 ROOT = Path(__file__).parent.parent
@@ -68,14 +67,9 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 
 
 def pytest_collection_finish() -> None:
-    """Keep freed memory; look no more for garbage among what was imported, and seldom elsewhere.
-
-    Each is a tenth of the time of the models that are judged here, and more.
-    """
-    keep_freed_memory()  # as the processes of `check` do
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    """Keep freed memory and seldom look for garbage, as the processes of `check` do."""
+    keep_freed_memory()
+    seldom_collect()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

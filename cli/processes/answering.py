@@ -19,7 +19,7 @@ from veriformer.cli.processes.limits import Limits
 from veriformer.cli.processes.nursing import Guard, captured, expendable, nursed, nursed_each
 from veriformer.cli.processes.plugging import described
 from veriformer.cli.processes.wire import Wire
-from veriformer.clusters.memory import keep_freed_memory
+from veriformer.clusters.memory import keep_freed_memory, seldom_collect
 from veriformer.properties.adapters.homes import Surroundings
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.adapters.pasted import as_source
@@ -102,6 +102,7 @@ def _serve(
     expendable()
     torch.set_num_threads(1)
     keep_freed_memory()
+    seldom_collect()
     limits.hold()
     answers, own = Answers(settings), os.getpid()
     PULSE.share(pulse)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
@@ -19,6 +19,7 @@ from veriformer.cli.processes.printed import Printed
 from veriformer.cli.processes.template import start, template
 from veriformer.cli.processes.wire import NoAnswerError
 from veriformer.cli.processes.worker import ANSWERING, Worker
+from veriformer.properties.adapters.libraries import LIBRARIES
 
 FALLS = 3
 """Tasks of one subject that may end or hang their process before the rest is not tried any more."""
@@ -29,9 +30,14 @@ _LOOK = 0.1  # seconds between two looks at what the processes are doing
 _FAREWELL = 3.0  # seconds for an idle process to end by itself
 
 
-def warm_up() -> None:
-    """Let the template import torch and the catalogue, while this process is still reading its arguments."""
-    start(template(ANSWERING))
+def warm_up(targets: Sequence[str] = ()) -> None:
+    """Let the template import torch and the catalogue, while this process is still reading its arguments.
+
+    Where whole libraries are judged it imports torch's compiler too: counters of FLOPs, checkpoints and optimisers ask
+    for it, and each of the many copies would import it for itself, for a second.
+    """
+    many = any(target in LIBRARIES for target in targets)
+    start(template(ANSWERING, *(("torch._dynamo",) if many else ())))
 
 
 class RefusedError(Exception):

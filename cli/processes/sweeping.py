@@ -14,7 +14,7 @@ def modules_of(library: str) -> tuple[str, ...]:
     from veriformer.properties.adapters.libraries import LIBRARIES
 
     found = LIBRARIES[library]
-    return (*found.modules, *found.imports)
+    return (*found.modules, *found.imports, "torch._dynamo")  # which every copy would import for itself
 
 
 def judge_target(target: str, level: str, profile: str, seed: int) -> dict[str, Any]:

@@ -44,7 +44,15 @@ def turning_misfit(sides: Sides, base: float, width: int, layout: str) -> float:
     # a first position of 1 or 2 gives the same scores as one of 0
     forms = itertools.product([layout] if layout else ["halves", "interleaved"], (1.0, -1.0), (0, 1, 2))
     widths = (width, width - 1) if width % 2 and width > 1 else (width,)
-    return min(max(_errors(sides, base, one, *form)) for form in forms for one in widths)
+    best = torch.inf
+    for form, one in itertools.product(forms, widths):
+        worst = 0.0
+        for error in _errors(sides, base, one, *form):
+            worst = max(worst, error)
+            if not worst < best:  # another form explains them better
+                break
+        best = min(best, worst)
+    return best
 
 
 def _errors(sides: Sides, base: float, width: int, layout: str, sign: float, start: int) -> Iterator[float]:

@@ -76,7 +76,9 @@ class Allowance:
     @property
     def is_spent(self) -> bool:
         """Whether it is used up."""
-        return thread_time() > self._until or counted() > self._clock
+        if thread_time() > self._until:
+            return True
+        return perf_counter() > self._clock and counted() > self._clock  # what counts is no more, and takes a file
 
 
 def guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Any:

@@ -92,7 +92,7 @@ class Workbench:
         """
         if function is None:
             raise SubjectError("the subject does not offer what the property needs")
-        modes = [(part, part.training) for m in args[:1] if isinstance(m, nn.Module) for part in m.modules()]
+        modes = _modes(args[0]) if args and isinstance(args[0], nn.Module) else []
         try:
             if self.recorder:
                 return self.recorder.call(function, args, kwargs, lambda: self._timed(function, args, kwargs))
@@ -182,3 +182,14 @@ class Workbench:
 def _a(value: Any) -> str:
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" if value is not None else "None"
+
+
+def _modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Return each part with its mode: done at every call, where `modules` builds a name for each part."""
+    found, waiting = {id(model): model}, [model]
+    for part in waiting:
+        for child in part._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+    return [(part, part.training) for part in waiting]

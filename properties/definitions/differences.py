@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class Worst:
         """Index of the largest error."""
         if not self._shape:
             return ()
-        return tuple(int(i) for i in torch.unravel_index(torch.tensor(self._flat), self._shape))
+        return tuple(int(i) for i in np.unravel_index(self._flat, tuple(self._shape)))  # torch's imports half of torch
 
     @property
     def got(self) -> float:

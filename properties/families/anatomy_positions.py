@@ -130,7 +130,8 @@ def _rotary(case: Case, flowing: Flow) -> None:
         place = attention.place or "the model"
         if case.subject.declares.get("structure") == "other" and _is_left_out(attention, known, flowing.limit):
             continue
-        turns = None if error < 1e3 * flowing.limit else frequencies(attention, own.width, own.layout)
+        is_off = not error < 1e3 * flowing.limit
+        turns = frequencies(attention, own.width, own.layout) if is_off else None
         base = None if turns is None else base_of(turns)
         if turns is not None and base is None and is_scaled(turns, own.base):
             case.does_not_apply(f"the angles in {place} are slowed down by a scaling that is declared in no one way")
@@ -143,7 +144,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             error=error,
             tolerance=1e3 * flowing.limit,
             cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
-            asks=_asks_of(case.subject, attention, known, own, flowing.limit, base),
+            asks=_asks_of(case.subject, attention, known, own, flowing.limit, base) if is_off else None,
         )
         values = case.apply(
             turned_values, flowing.seen, flowing.length, flowing.other, number, own.base, own.width, own.layout
