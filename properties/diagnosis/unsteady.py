@@ -144,6 +144,8 @@ def _remembered(calls: _Calls, path: Path) -> str | None:
         before = calls(first, path, used)
         after = calls(calls.others, path, used)
         if calls.differ(after, fresh):
+            if bool(reads_memory(lambda: calls(calls.others, path))):
+                return READS  # and memory held what the call before had left there
             same = not calls.differ(after, before)
             if same:
                 return f"what an earlier call made of {calls.name(number)} is used again for others of the same shape"
