@@ -55,7 +55,7 @@ def _residual_sums(seen: Traced, width: int) -> list[Sum]:
 def _sum_of(seen: Traced, when: int, place: str) -> Sum | None:
     branch = _flat(seen.values[when].output)
     later = [v for v in seen.values[when + 1 : when + _NEXT] if v.output.numel() == branch.numel()]
-    sums = [v for v in later if v.name == "add"]
+    sums = [v for v in later if v.name in ("add", "sub")]  # what is subtracted is added with another sign
     streams = list(_streams(seen, when, branch.numel(), place)) if sums else []
     for total in sums:
         y = _flat(total.output)

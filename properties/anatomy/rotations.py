@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,10 +18,58 @@ BASES = (1e4, 1e2, 5e2, 1e3, 5e3, 2e4, 1e5, 5e5, 1e6, 1e7)
 """Bases of frequencies that are tried where the declared one does not act."""
 
 _LARGEST = 1e10  # base of released models: 1e7
+_BACK = 60  # values between a norm of queries and the scores: a rotation in a dozen steps, a cache
 _NEXT = 24  # products behind an attention of which one may take what it gives: heads that are computed in turn
 
 Sides = tuple[tuple[Tensor, list[Head | None]], ...]
 """Rows `[B, H, T, K]`, and where each head of them comes from."""
+
+
+def traced_back(seen: Traced, attention: Attention) -> Attention | None:
+    """Return an attention with a source for every head of queries and keys; None where one is not known.
+
+    Where it is no product (queries that have passed a norm), it is what was there before the rotation: a rotation keeps
+    the length of every pair of channels.
+    """
+    if all(x is not None for x in (*attention.query_from, *attention.key_from)):
+        return attention
+    query, key = (_before_turning(seen, rows, attention.when) for rows in (attention.query, attention.key))
+    return None if query is None or key is None else replace(attention, query_from=query, key_from=key)
+
+
+def _before_turning(seen: Traced, rows: Tensor, when: int) -> list[Head | None] | None:
+    """Return, by head, what rows `[B, H, T, K]` were before they were turned; None where nothing like it is seen."""
+    width = rows.shape[-1]
+    parts = [n for n in (width, width // 2, width // 4) if n >= 2 and not n % 2]
+    forms = [(one, n) for n in parts for one in ("halves", "interleaved")]
+    lengths = [_lengths_of_pairs(rows, *form) for form in forms]
+    size = 1e2 * seen.limit * float(rows.abs().amax())
+    for value in reversed(seen.values[max(0, when - _BACK) : when]):
+        for given in _by_head(value.output, rows):
+            if float((given - rows).abs().amax()) <= size:
+                continue  # the rows themselves: what turned them is further back
+            for form, expected in zip(forms, lengths, strict=True):
+                if float((_lengths_of_pairs(given, *form) - expected).abs().amax()) <= size:
+                    return [Head(given[:, h], 1.0, value.when, value.place, 0, 1) for h in range(rows.shape[1])]
+    return None
+
+
+def _by_head(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """Yield a value in the form of rows `[B, H, T, K]`, heads that share keys repeated."""
+    batch, heads, length, width = rows.shape
+    count, rest = divmod(x.numel(), batch * length * width)
+    if rest or not count or heads % count:
+        return
+    wide = x.cpu().double()
+    if x.shape[-1] == width and x.numel() == wide.reshape(batch, -1, width).numel():
+        yield wide.reshape(batch, count, length, width).repeat_interleave(heads // count, 1)
+    yield wide.reshape(batch, length, count, width).transpose(1, 2).repeat_interleave(heads // count, 1)
+
+
+def _lengths_of_pairs(x: Tensor, layout: str, width: int) -> Tensor:
+    """Return the lengths of the pairs of channels that a rotation of some width turns, and the channels behind."""
+    one, other = paired(x[..., :width], layout)
+    return torch.cat([torch.hypot(one, other), x[..., width:]], dim=-1)
 
 
 def rotation_misfit(attention: Attention, base: float, width: int, layout: str) -> float:

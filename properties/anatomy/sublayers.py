@@ -126,10 +126,11 @@ def _norms_in_code(seen: Traced, width: int) -> list[tuple[str, str]]:
 
 
 def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:
-    """Return the sublayers that hand on what they made alone, where others of their name add it to the stream.
+    """Return the sublayers that hand on what they made alone, where others of the model add it to the stream.
 
-    Each as its path, and that of one of the same name in another layer. Layers that are all alike are no finding: a
-    model may have no residual connections, or sums of a form that is not known.
+    Each as its path, and that of one of the same name in another layer, or of the sublayer before where those of the
+    name do so in all layers. Where no sublayer adds, nothing is found: a model may have no residual connections, or
+    sums of a form that is not known.
     """
     added = {s.product for s in residual_sums(seen, width)}
     places = {p.when: p.place for p in seen.products}
@@ -139,10 +140,21 @@ def without_stream(seen: Traced, width: int) -> list[tuple[str, str]]:
     return [
         (places[when], places[other])
         for group in alike.values()
-        for other in [w for w in group if w in added][:1]
+        for other in [w for w in group if w in added][:1] or _sum_before(seen, group, added, width)
         for when in group
         if when not in added and places[when] != places[other] and _goes_on_alone(seen, when)
     ]
+
+
+def _sum_before(seen: Traced, group: list[int], added: set[int], width: int) -> list[int]:
+    """Return the last sublayer that adds to the stream before the second of a name of which none does.
+
+    A map between two parts of a model (from an encoder to its decoder, say) is there once, and another width's is none
+    of the stream.
+    """
+    if len(group) < 2 or any(seen.values[when].output.shape[-1] != width for when in group):
+        return []
+    return sorted(when for when in added if min(group) < when < max(group))[-1:]
 
 
 def older_streams(seen: Traced, width: int) -> list[tuple[str, str]]:

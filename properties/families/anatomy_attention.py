@@ -24,6 +24,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_caps import scores_are_capped
 from veriformer.properties.families.anatomy_scales import NEAR, scale_cause
+from veriformer.properties.families.anatomy_weights import scores_pass_a_softmax
 from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.probes.sizes.own_sizes import fields_read
 from veriformer.properties.subject.facts import SCALES, attention_scale
@@ -129,6 +130,7 @@ def weights_are_normalised_over_keys(case: Case) -> None:
     least = min(flowing.length, flowing.other or flowing.length)
     known = _of_whole_rows(flowing.seen, least)
     if not known:
+        scores_pass_a_softmax(case, flowing)
         case.does_not_apply("no attention could be followed from its scores to its weights")
     sums = case.apply(row_sums, flowing.seen, least)
     worst = int((sums - 1).abs().argmax())

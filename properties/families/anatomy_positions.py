@@ -28,6 +28,7 @@ from veriformer.properties.anatomy.rotations import (
     is_still,
     rotation_misfit,
     stands_still,
+    traced_back,
     turning_misfit,
 )
 from veriformer.properties.anatomy.traced import Traced
@@ -195,8 +196,11 @@ def _said(case: Case, flowing: Flow, attention: Attention, angles: _Angles) -> _
 
 def _traced_back(seen: Traced, length: int, other: int) -> list[Attention]:
     """Return the attentions over themselves whose queries and keys all have a known source."""
-    found = over_themselves(seen, length, other)
-    return [a for a in found if all(x is not None for x in (*a.query_from, *a.key_from))]
+    found: list[Attention] = seen.once(
+        ("traced back", length, other),
+        lambda: [one for a in over_themselves(seen, length, other) if (one := traced_back(seen, a)) is not None],
+    )
+    return found
 
 
 def rotation_error(seen: Traced, length: int, other: int, number: int, base: float, width: int, layout: str) -> Tensor:

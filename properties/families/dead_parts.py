@@ -57,15 +57,17 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
         part = dead_part(gradient, output.shape[-1])
         if part is None:
             continue
-        axis, start, size = part
-        words = f"{('rows', 'columns')[axis]} {start} to {start + size - 1} of {name}"
+        axis, start, size, step = part
+        words = f"{_named(part, parameter.shape[axis])} of {name}"
         kept, changed = parameter.detach().clone(), torch.zeros((), dtype=torch.bool, device=output.device)
         for _ in range(6):
             drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
             inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
-            place = parameter.narrow(axis, start, size)
-            values = case.normal(*place.shape, dtype=place.dtype) * (3 * size_of(kept))
-            changed = changed | case.apply(changes, case.caller(built, *inputs), parameter, axis, start, values)
+            shape = [*kept.shape]
+            shape[axis] = shape[axis] // step * size
+            values = case.normal(*shape, dtype=kept.dtype) * (3 * size_of(kept))
+            call = case.caller(built, *inputs)
+            changed = changed | case.apply(changes, call, parameter, axis, start, size, step, values)
         if not bool(changed) and name in given_nothing(case, built):
             continue
         case.require(
@@ -75,6 +77,13 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
             expected="a part of the output",
             cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
         )
+
+
+def _named(part: tuple[int, int, int, int], length: int) -> str:
+    """Say which rows or columns a part has."""
+    axis, start, size, step = part
+    first = f"{('rows', 'columns')[axis]} {start}" + (f" to {start + size - 1}" if size > 1 else "")
+    return first if step >= length else f"{first}, {start + step} and so on ({length // step * size} of {length})"
 
 
 def more_than_the_diagonal_learns(
@@ -89,7 +98,8 @@ def more_than_the_diagonal_learns(
             inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
             values = case.normal(*parameter.shape, dtype=parameter.dtype) * (3 * size_of(parameter.detach()) or 1.0)
             other = torch.where(beside, values, parameter.detach())
-            changed = changed | case.apply(changes, case.caller(built, *inputs), parameter, 0, 0, other)
+            call, size = case.caller(built, *inputs), len(other)
+            changed = changed | case.apply(changes, call, parameter, 0, 0, size, size, other)
         case.require(
             changed,
             f"of {name} the diagonal alone is used: the output does not depend on the rest of it",
@@ -140,7 +150,9 @@ def given_nothing(case: Case, built: Built) -> set[str]:
     return found
 
 
-def changes(call: Callable[[], Tensor], parameter: Tensor, axis: int, start: int, values: Tensor) -> Tensor:
+def changes(
+    call: Callable[[], Tensor], parameter: Tensor, axis: int, start: int, size: int, step: int, values: Tensor
+) -> Tensor:
     """Return whether other values in a part of a parameter change what is given; it has its own again afterwards.
 
     Args:
@@ -148,20 +160,25 @@ def changes(call: Callable[[], Tensor], parameter: Tensor, axis: int, start: int
         parameter: a matrix of it.
         axis: along which the part is cut out.
         start: of the part.
+        size: rows or columns that stand together.
+        step: from the first of some that stand together to the first of the next ones.
         values: for it.
     """
     with torch.no_grad():
-        before, place, kept = call(), parameter.narrow(axis, start, values.shape[axis]), parameter.detach().clone()
-        place.copy_(values)
+        before, kept = call(), parameter.detach().clone()
+        at = torch.arange(parameter.shape[axis], device=parameter.device)
+        parameter.index_copy_(axis, at[(at - start) % step < size], values)
         after = call()
         parameter.copy_(kept)
     return (after != before).any()
 
 
-def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int] | None:
-    """Return axis, start and size of a half, third or quarter of a matrix whose gradient is exactly zero.
+def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int, int] | None:
+    """Return a half, third or quarter of a matrix whose gradient is exactly zero: axis, start, size and step.
 
-    Rows behind the columns of the output are those of a padded vocabulary.
+    It stands together, or is every second (third, fourth) row or group of rows: as gates and values may lie, or the
+    queries, keys and values of one head behind those of another. Rows behind the columns of the output are those of a
+    padded vocabulary.
     """
     if gradient is None or gradient.ndim != 2 or gradient.is_sparse or not gradient.any():
         return None
@@ -170,12 +187,13 @@ def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int] | N
         if axis == 0 and len(alive) > columns and bool(alive[:columns].all()) and not alive[columns:].any():
             continue
         for parts in (2, 3, 4):
-            size = len(alive) // parts
-            if size < 4 or size * parts != len(alive):
+            whole = len(alive) // parts
+            if whole < 4 or whole * parts != len(alive):
                 continue
-            for start in range(0, len(alive), size):
-                if not alive[start : start + size].any():
-                    return axis, start, size
+            for size in (n for n in range(whole, 0, -1) if whole % n == 0):
+                dead = (~alive.view(-1, parts, size).any(2).any(0)).nonzero()
+                if len(dead):
+                    return axis, int(dead[0]) * size, size, parts * size
     return None
 
 
