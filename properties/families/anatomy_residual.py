@@ -28,19 +28,21 @@ _NEAR = 1e-3
     unless=(
         needs_module,
         excludes_fact("residual", False),
-        excludes_fact("structure", "other"),
         excludes_fact("quantised"),
     ),
     examples_factor=0.2,
 )
 def sums_take_both_once(case: Case) -> None:
     """A stream that is added twice, a branch that is halved, trains all the same. Models that weigh them by design
-    (DeepNorm, macaron, ReZero) say structure="other".
+    (DeepNorm, macaron, ReZero) say structure="other": of those the signs are judged alone.
     """
     flowing = flow(case)
     known = residual_sums(flowing.seen, flowing.width)
     if not known:
         case.does_not_apply("no sum of a stream and what a linear map gave was recognised")
+    if case.subject.fact("structure") == "other":
+        _all_are_added(case, flowing, known)
+        return
     off = case.apply(sum_factors, flowing.seen, flowing.width)
     odd = max(known, key=_off)
     lone = [s for s in known if _off(s) > _NEAR]
@@ -60,6 +62,27 @@ def sums_take_both_once(case: Case) -> None:
     _none_goes_past_a_norm(case, flowing)
     _none_takes_an_older_stream(case, flowing)
     nothing_is_added_once_more(case, flowing)
+
+
+def _all_are_added(case: Case, flowing: Flow, known: list[Sum]) -> None:
+    """Require that nothing is subtracted as it is where other sublayers are added: no weighing does that."""
+    odd = [s for s in known if abs(s.branch * s.stream + 1) < _NEAR]
+    count = case.apply(subtracted, flowing.seen, flowing.width)
+    case.witness()
+    case.require(
+        (count == 0) | (count == len(known)),
+        f"what {odd[0].place or 'a linear map'} gives is subtracted from the stream"
+        if odd
+        else "a sum is a difference",
+        got=f"{len(odd)} of {len(known)} sums",
+        expected="sums",
+        cause=lambda: _sum_words(odd[0], len(odd), len(known)),
+    )
+
+
+def subtracted(seen: Traced, width: int) -> Tensor:
+    """Return how many sums take what the sublayer gave with the other sign than the stream, both as they are."""
+    return torch.tensor(sum(abs(s.branch * s.stream + 1) < _NEAR for s in residual_sums(seen, width)))
 
 
 def _none_goes_past_a_norm(case: Case, flowing: Flow) -> None:

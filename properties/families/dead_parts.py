@@ -32,6 +32,10 @@ def parts_count(case: Case, built: Built, inputs: Inputs, output: Tensor, gradie
     ]
     if suspects:
         whole_matrices_learn(case, built, suspects, output)
+    tables = {id(m.weight) for m in built.module.modules() if isinstance(m, nn.Embedding)}
+    for (name, p), g in zip(named, gradients, strict=True):
+        if p.ndim > 1 and g is not None and not g.is_sparse and not g.any() and id(p) not in tables:
+            _counts(case, built, name, p, (0, 0, len(p), len(p)))
     if squares := [one for one, g in zip(named, gradients, strict=True) if is_a_diagonal(g)]:
         more_than_the_diagonal_learns(case, built, squares, output)
     coarse = case.subject.fact("structure") == "other"  # buckets of which few tokens reach the first alone
@@ -54,29 +58,32 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
     """
     for name, parameter in suspects:
         gradient = torch.autograd.grad(output.sum(), parameter, retain_graph=True)[0]
-        part = dead_part(gradient, output.shape[-1])
-        if part is None:
-            continue
-        axis, start, size, step = part
-        words = f"{_named(part, parameter.shape[axis])} of {name}"
-        kept, changed = parameter.detach().clone(), torch.zeros((), dtype=torch.bool, device=output.device)
-        for _ in range(6):
-            drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
-            inputs = [*(x.to(case.bench.device) for x in drawn.tensors), *drawn.extras]
-            shape = [*kept.shape]
-            shape[axis] = shape[axis] // step * size
-            values = case.normal(*shape, dtype=kept.dtype) * (3 * size_of(kept))
-            call = case.caller(built, *inputs)
-            changed = changed | case.apply(changes, call, parameter, axis, start, size, step, values)
-        if not bool(changed) and name in given_nothing(case, built):
-            continue
-        case.require(
-            changed,
-            f"{words} never get a gradient: the output does not depend on them",
-            got="the same outputs for six other values of them",
-            expected="a part of the output",
-            cause=lambda words=words: f"{words} are computed and not used, or cut off",  # type: ignore[misc]
-        )
+        if part := dead_part(gradient, output.shape[-1]):
+            _counts(case, built, name, parameter, part)
+
+
+def _counts(case: Case, built: Built, name: str, parameter: nn.Parameter, part: tuple[int, int, int, int]) -> None:
+    """Require that outputs depend on a part of a parameter, or on all of it, for one of six inputs and values."""
+    axis, start, size, step = part
+    whole = size == parameter.shape[axis]
+    words, gets = (name, "gets") if whole else (f"{_named(part, parameter.shape[axis])} of {name}", "get")
+    kept, changed = parameter.detach().clone(), torch.zeros((), dtype=torch.bool, device=parameter.device)
+    shape = [*kept.shape]
+    shape[axis] = shape[axis] // step * size
+    for _ in range(6):
+        drawn = ordinary(case.subject, built.config, case.generator, built.dtype)
+        call = case.caller(built, *[x.to(case.bench.device) for x in drawn.tensors], *drawn.extras)
+        values = case.normal(*shape, dtype=kept.dtype) * (3 * size_of(kept) or 1.0)
+        changed = changed | case.apply(changes, call, parameter, axis, start, size, step, values)
+    if not bool(changed) and name in given_nothing(case, built):
+        return
+    case.require(
+        changed,
+        f"{words} never {gets} a gradient: the output does not depend on {'it' if whole else 'them'}",
+        got=f"the same outputs for six other values of {'it' if whole else 'them'}",
+        expected="a part of the output",
+        cause=lambda: f"{words} {'is' if whole else 'are'} computed and not used, or cut off",
+    )
 
 
 def _named(part: tuple[int, int, int, int], length: int) -> str:

@@ -14,6 +14,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
+from veriformer.properties.families.init_tables import tables_start_alike
 from veriformer.properties.probes.module_parts import layer_lists, writers
 from veriformer.properties.probes.structure import first_to_change
 from veriformer.properties.subject.inputs import ordinary
@@ -193,9 +194,7 @@ def _scheme(weight: Tensor, bound: float) -> str | None:
     catches=("IN07", "IN08"),
 )
 def what_writes_starts_smaller(case: Case) -> None:
-    """Two writes a layer, attention and feed-forward, add up 2N variances of 1 / 2N. The ratio of two sample deviations
-    of n weights errs by 1 / sqrt(2n) each.
-    """
+    """Two writes a layer add up 2N variances of 1 / 2N. Of n weights a deviation errs by 1 / sqrt(2n). Tables too."""
     built = _initial(case, d_model=48, num_heads=4, num_key_value_heads=4, num_layers=4)
     last = writers(built.module, built.config)
     if not last:
@@ -217,6 +216,7 @@ def what_writes_starts_smaller(case: Case) -> None:
             expected=f"{wanted:.3f}, within {slack:.1%}",
             cause=partial(_factor_words, name, float(ratio), built.config.num_layers),
         )
+    tables_start_alike(case, built.module, float(usual.square().mean().sqrt()), Z)
     case.witness()
 
 
