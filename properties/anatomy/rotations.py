@@ -44,10 +44,10 @@ def _before_turning(seen: Traced, rows: Tensor, when: int) -> list[Head | None] 
     forms = [(one, n) for n in parts for one in ("halves", "interleaved")]
     lengths = [_lengths_of_pairs(rows, *form) for form in forms]
     size = 1e2 * seen.limit * float(rows.abs().amax())
-    for value in reversed(seen.values[max(0, when - _BACK) : when]):
+    for value in seen.values[max(0, when - _BACK) : when]:  # the first one: halves that change places keep them, too
         for given in _by_head(value.output, rows):
             if float((given - rows).abs().amax()) <= size:
-                continue  # the rows themselves: what turned them is further back
+                return None  # the rows themselves: nothing turned them
             for form, expected in zip(forms, lengths, strict=True):
                 if float((_lengths_of_pairs(given, *form) - expected).abs().amax()) <= size:
                     return [Head(given[:, h], 1.0, value.when, value.place, 0, 1) for h in range(rows.shape[1])]

@@ -199,10 +199,12 @@ def _goes_on_alone(seen: Traced, product: int) -> bool:
     What a norm makes of it may be added to the stream: the norm stands behind the sublayer there, and before the sum.
     """
     made, place = biased(seen, product), next(p.place for p in seen.products if p.when == product)
+    later = [p.left for p in seen.products if p.when > product]
     behind = [n for n in norm_calls(seen) if same_tokens(n.given, made, seen.batch, seen.limit)]
-    if behind:
-        return not any(is_added(seen, n.made, product, n.when, place) for n in behind)
-    return any(same_tokens(p.left, made, seen.batch, seen.limit) for p in seen.products if p.when > product)
+    if behind and any(is_added(seen, n.made, product, n.when, place) for n in behind):
+        return False
+    given = [n.made for n in behind] or [made]
+    return any(same_tokens(x, one, seen.batch, seen.limit) for x in later for one in given)
 
 
 def projection_of(seen: Traced, attention: Attention) -> Product | None:

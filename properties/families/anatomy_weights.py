@@ -16,8 +16,9 @@ _NEGATIVE = 1e-3
 def scores_pass_a_softmax(case: Case, flowing: Flow) -> None:
     """Ask where values are weighed by numbers that depend on the content and are negative here and there.
 
-    Weights of a softmax that is divided out behind the product are positive. Differential attention, mixed heads and
-    kernels with signed features have such numbers by design.
+    Weights of a softmax that is divided out behind the product are positive. Those of differential attention and of
+    mixed heads sum to one number in all rows of a head. Kernels with signed features, and what decays without a norm,
+    have such numbers by design.
     """
     if case.subject.fact("structure") == "other":
         return
@@ -58,5 +59,5 @@ def _is_signed(x: Tensor, batch: int) -> bool:
     by_sample = x.reshape(batch, -1)
     is_content = not bool((by_sample == by_sample[:1]).all())
     rows = x.sum(-1)
-    is_normalised = bool(((rows - 1).abs() < 1e-2).all())
+    is_normalised = bool(((rows - rows.mean(-1, keepdim=True)).abs() < 1e-2 * rows.abs().mean(-1, keepdim=True)).all())
     return is_content and not is_normalised and float(x.min()) < -_NEGATIVE * float(x.abs().max())
