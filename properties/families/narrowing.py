@@ -53,7 +53,8 @@ class HalfWatch(SeeingWatch):
 class CountingWatch(SeeingWatch):
     """Notes the first operation that gives positions in 16 bits of which neighbours have become one number.
 
-    bfloat16 holds whole numbers to 256, float16 to 2,048: from there on a count stands still and jumps by turns.
+    bfloat16 holds whole numbers to 256, float16 to 2,048: from there on a count stands still and jumps by turns. Angles
+    of the first frequency, 1, are such a count, too.
 
     Attributes:
         seen: name of the operation, and the first position that is another's number; "" for none.
@@ -62,8 +63,11 @@ class CountingWatch(SeeingWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_half = isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16)
-        if not self.seen and is_half and max(result.shape, default=0) == result.numel() > 257:  # one axis alone
-            counted = result.float().flatten()
+        if self.seen or not is_half:
+            return result
+        counts = result if result.ndim < 2 or result.shape[-1] > 257 else result[..., 0]
+        if max(counts.shape, default=0) == counts.numel() > 257:  # one axis alone
+            counted = counts.float().flatten()
             steps, moved = counted.diff(), float(counted[-1] - counted[0])
             is_count = bool((counted == counted.round()).all() and ((steps >= 0) & (steps <= 4)).all())
             if is_count and bool((steps == 0).any()) and abs(moved + 1 - len(counted)) <= 2:

@@ -42,9 +42,10 @@ class _Block(nn.Module):
 def turned(x: Tensor, base: float) -> Tensor:
     """Return rows of heads rotated by halves."""
     half = x.shape[-1] // 2
-    angles = torch.outer(torch.arange(x.shape[-2]), base ** -(torch.arange(half) / half)).to(x)
+    angles = torch.outer(torch.arange(x.shape[-2]), base ** -(torch.arange(half) / half))
     one, other = x.chunk(2, -1)
-    return torch.cat([one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()], -1)
+    cos, sin = angles.cos().to(x), angles.sin().to(x)
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
 
 
 class _Encoder(nn.Module):
@@ -196,4 +197,30 @@ def table_left_out() -> Subject:
 
     return Subject(
         kind="encoder", build=GPT2, forward=lambda m, x: m(x), declares={"init": "gpt2"}, mask_forms=(),
+    )  # fmt: skip
+
+
+@fault(
+    "counted-as-angles",
+    "Angles of sinusoids are rounded to the dtype of the model before their sines are taken",
+    killed_by=("numerics.precision-ladder",),
+    cause="positions are counted in the dtype of the model",
+)
+def counted_as_angles() -> Subject:
+    early = put(True, instead_of=False)
+
+    class Rounded(_Encoder):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.tokens(tokens)
+            angles = torch.outer(torch.arange(tokens.shape[1]), 1e4 ** -(torch.arange(4) / 4))
+            angles = angles.to(x) if early else angles
+            table = torch.cat([angles.sin(), angles.cos()], dim=-1).to(x)
+            x = torch.cat([x[..., :8] + table, x[..., 8:]], dim=-1)
+            for layer in self.layers:
+                x = layer(x)
+            return self.norm(x)
+
+    return Subject(
+        kind="encoder", build=lambda c: Rounded(c, base=None), forward=lambda m, x: m(x), mask_forms=(),
+        declares={"positions": "other"},
     )  # fmt: skip
