@@ -94,8 +94,9 @@ def subjects_of(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _pair(path: Path) -> tuple[str, str]:
     """Return the pair that a file is one of, and which: `07_wrong.py` has its subject alone; "" where it has both."""
-    number, _, which = path.stem.rpartition("_")
-    return (number, which) if number.isdigit() and which in WHICH else (path.stem, "")
+    pair, _, which = path.stem.rpartition("_")
+    is_one = which in WHICH and all(path.with_stem(f"{pair}_{each}").exists() for each in ("right", "wrong"))
+    return (pair, which) if is_one else (path.stem, "")
 
 
 def traps() -> list[Path]:
