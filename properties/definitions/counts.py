@@ -56,6 +56,8 @@ def why_unknown(subject: Subject) -> str | None:
     for name in ("norm", "activation", "positions", "pooling"):
         if subject.fact(name) == "other":
             return f"there is no closed form for {name} = 'other'"
+    if subject.router is not None:
+        return "its router mixes experts, whose number no fact says"
     if subject.fact("shared_layers"):
         return "layers share parameters on purpose"
     if subject.fact("positions") in _TABLES_OF_ANY_SIZE[subject.kind in _STACKS]:

@@ -65,3 +65,8 @@ def needs_part(name: str) -> Premise:
 def needs_module(subject: Subject) -> str | None:
     """Apply only to subjects that are models rather than plain functions."""
     return "the subject is a plain function without parameters" if subject.is_functional else None
+
+
+def is_one_network(subject: Subject) -> str | None:
+    """Apply only to feed-forward networks that are no mixture of experts."""
+    return None if subject.router is None else "its router mixes experts, of which each has maps of its own"

@@ -19,7 +19,7 @@ from veriformer.properties.definitions.feed_forward import (
 )
 from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case, Cause
-from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
+from veriformer.properties.engine.premises import excludes_fact, is_one_network, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.feed_forward_rows import inputs_of_many_tokens, many_tokens
 from veriformer.properties.families.row_gradients import gradients_add_up
@@ -85,7 +85,12 @@ def the_network_is_not_affine(case: Case) -> None:
     source="Vaswani et al. 2017, equation 2; Hendrycks & Gimpel 2016; Shazeer 2020, equation 6.",
     kinds=_KIND,
     level="extended",
-    unless=(needs_fact("activation", *ACTIVATIONS), needs_readable_maps, excludes_fact("structure", "other")),
+    unless=(
+        needs_fact("activation", *ACTIVATIONS),
+        needs_readable_maps,
+        is_one_network,
+        excludes_fact("structure", "other"),
+    ),
     asks=("structure", "other"),
     catches=("FF01", "FF02", "FF04", "FF05"),
 )
@@ -171,7 +176,7 @@ def _other(built: Built, x: Tensor, got: Tensor, bound: float) -> str | None:
     source="An activation by coordinate commutes with permutations; hidden units have no order.",
     kinds=_KIND,
     level="extended",
-    unless=(needs_module, needs_readable_maps),
+    unless=(needs_module, needs_readable_maps, is_one_network),
 )
 def hidden_units_have_no_order(case: Case) -> None:
     """Axes of the inner width are permuted; a fused gate and value by halves, or by turns, whichever it is."""
@@ -219,6 +224,7 @@ def _permuted(case: Case, built: Built, x: Tensor, order: Tensor, fused: Tensor)
         needs_fact("activation", *ACTIVATIONS),
         needs_fact("bias"),
         needs_module,
+        is_one_network,
         excludes_fact("structure", "other"),
     ),
     asks=("structure", "other"),

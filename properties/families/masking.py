@@ -65,10 +65,11 @@ def masking_follows_bert(case: Case) -> None:
     masked = inputs == int(subject.fact("mask_id"))
     changed = chosen & ~masked & (inputs != tokens)
     slack = 0.1 / vocabulary  # a random token may be the old one, or the mask, or neither is among those drawn from
-    shares = tuple(float(hit.sum()) / max(total, 1) for hit in (masked & chosen, changed))
+    shares = (float((masked & chosen).sum()) / max(total, 1), float(changed.sum()) / max(total, 1))
     _count(case, "chosen tokens masked", (masked & chosen).sum(), total, 0.8 + slack / 2, slack / 2,
-           cause=lambda: _fates(*shares))  # fmt: skip
-    _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack, cause=lambda: _fates(*shares))
+           cause=lambda: _fates(shares, total))  # fmt: skip
+    _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack,
+           cause=lambda: _fates(shares, total))  # fmt: skip
     _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
@@ -156,19 +157,29 @@ def _label_cause(labels: Tensor, inputs: Tensor, tokens: Tensor, chosen: Tensor)
     return None
 
 
-def _fates(masked: float, replaced: float) -> str:
+def _fates(shares: tuple[float, float], total: int) -> str:
+    """Name the slip whose shares are nearest to those of so many chosen tokens, where chance explains the rest."""
+    masked, replaced = shares
     kept = 1 - masked - replaced
     told = f"of the chosen tokens {masked:.1%} are masked, {replaced:.1%} replaced and {kept:.1%} left"
-    for words, guess in (
-        ("the shares of replaced and left are drawn from what is left one after another", (0.8, 0.02)),
-        ("10 % of the rest, not half of it, are replaced", (0.8, 0.02)),
-        ("all are masked", (1.0, 0.0)),
-        ("none is left as it is", (0.8, 0.2)),
-        ("none is replaced", (0.8, 0.0)),
-        ("masks are overwritten by random tokens", (0.72, 0.18)),
-        ("masked and left are exchanged", (0.1, 0.1)),
-        ("half of the masks are overwritten: the second draw is made among all", (0.4, 0.5)),
-    ):
-        if abs(masked - guess[0]) < 0.012 and abs(replaced - guess[1]) < 0.012:
-            return f"{told}: {words}"
-    return told
+
+    def off(guess: tuple[float, float]) -> float:
+        return max(
+            abs(share - p) / (0.012 + 3 * math.sqrt(p * (1 - p) / max(total, 1)))
+            for share, p in zip(shares, guess, strict=True)
+        )
+
+    words, guess = min(_SLIPS, key=lambda slip: off(slip[1]))
+    return f"{told}: {words}" if off(guess) < 1 else told
+
+
+_SLIPS = (
+    ("1 in 10 of those that are not masked is replaced, where 1 in 2 must be", (0.8, 0.02)),
+    ("all are masked", (1.0, 0.0)),
+    ("none is left as it is", (0.8, 0.2)),
+    ("none is replaced", (0.8, 0.0)),
+    ("masks are overwritten by random tokens", (0.72, 0.18)),
+    ("masked and left are exchanged", (0.1, 0.1)),
+    ("half of the masks are overwritten: the second draw is made among all", (0.4, 0.5)),
+)
+"""Shares masked and replaced that known slips give."""

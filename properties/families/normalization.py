@@ -105,7 +105,12 @@ def tokens_have_unit_variance(case: Case) -> None:
         "the mean square over the channels of a token is not 1",
         bound=limit,
         constants_allowed=True,
-        cause=lambda: _variance_cause(square, y.shape[-1], limit) or used_variance(case) or used_factor(case),
+        cause=lambda: (
+            _variance_cause(square, y.shape[-1], limit)
+            or _doubled(square, built, limit)
+            or used_variance(case)
+            or used_factor(case)
+        ),
     )
     case.witness()
 
@@ -117,6 +122,17 @@ def _variance_cause(square: Tensor, width: int, limit: float) -> str | None:
         (float(width), "tokens are multiplied by sqrt(D) once more than the formula has it"),
     )
     return next((words for value, words in known if float((square / value - 1).abs().max()) <= limit), None)
+
+
+def _doubled(square: Tensor, built: Built, limit: float) -> str | None:
+    """Say that a gain of 1 + weight begins at 2."""
+    ones = [name for name, p in built.module.named_parameters() if bool((p == 1).all())] if built.module else []
+    if not ones or float((square / 4 - 1).abs().max()) > limit:
+        return None
+    return (
+        f"outputs are twice what they should be as built: the gain that acts is 1 + {ones[0]}, and {ones[0]} begins at "
+        "1 where it must begin at 0"
+    )
 
 
 @holds(

@@ -25,7 +25,7 @@ _TURNED = "the grid of positions is laid out column by column (meshgrid's indexi
     "positions made of a row's and a column's are those of R_n",
     source="Dosovitskiy et al. 2021, section 3.1: x_p = E patch_p; where a map [B, D, h, w] is reshaped to [B, hw, D] "
     "without moving D behind, a token has a few channels of many patches.",
-    kinds=("encoder", "classifier"),
+    kinds=("encoder", "classifier", "layer", "decoder", "encoder_decoder"),
     unless=needs_part("patches"),
     examples_factor=0.25,
 )
@@ -169,7 +169,13 @@ def area_of(gradient: Tensor) -> Tensor:
 
 
 def _odd(gradient: Tensor, pixels: int) -> str:
-    return spread_of(gradient) or left_out_of(gradient, pixels) or strip_of(gradient, pixels) or _MIXED
+    return (
+        spread_of(gradient)
+        or left_out_of(gradient, pixels)
+        or exchanged_of(gradient)
+        or strip_of(gradient, pixels)
+        or _MIXED
+    )
 
 
 def spread_of(gradient: Tensor) -> str | None:
@@ -185,6 +191,17 @@ def spread_of(gradient: Tensor) -> str | None:
     return (
         f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
         "a patch are exchanged where the image is reshaped"
+    )
+
+
+def exchanged_of(gradient: Tensor) -> str | None:
+    """Say that a token takes a patch of the image read with as many columns as it has rows."""
+    high, wide = gradient.shape[1:]
+    if high == wide or not bool(is_of_one_patch(gradient.reshape(len(gradient), wide, high))):
+        return None
+    return (
+        f"the image of {high} rows and {wide} columns is cut as if it had {wide} rows and {high} columns: height and "
+        "width, or the rows and columns of the grid, are exchanged where it is reshaped"
     )
 
 

@@ -92,7 +92,7 @@ def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Callable[[], o
         "experts are not mixed by the weights that its router gives",
         bound=_LARGEST,
         constants_allowed=True,
-        cause=lambda: _fewer(found[0], told) or _words(found[0]),
+        cause=lambda: _fewer(found[0], told) or _exchanged(gates, told * gates.sum() / told.sum()) or _words(found[0]),
     )
 
 
@@ -107,6 +107,27 @@ def _fewer(one: Mixture, told: Tensor) -> str | None:
         which = ", the one that is called last" if bool((last == places.argmax(1)).all()) else ""
         return f"of the experts that a token is given to one alone has a part in it{which}: they overwrite one another"
     return "of the experts that a token is given to some have no part in it: they overwrite one another, or are dropped"
+
+
+def _exchanged(gates: Tensor, told: Tensor) -> str | None:
+    """Say that the experts of a token have the router's weights among them, and not each its own."""
+    off = (gates - told).abs().amax(1) > _LARGEST
+    if float((gates.sort(1).values - told.sort(1).values).abs().max()) > _LARGEST or not bool(off.any()):
+        return None
+    same = bool(((gates != 0) == (told != 0)).all())
+    which = "exchanged among its experts" if same else "given to other experts than the router chose"
+    rule = ""
+    if same and bool((off == _falls(told)).all()):
+        rule = (
+            ": those whose better expert has the larger number, as where experts are sorted and their weights are not"
+        )
+    return f"for {int(off.sum())} of {len(told)} tokens the weights are {which}{rule}"
+
+
+def _falls(told: Tensor) -> Tensor:
+    """Return the tokens whose chosen experts, by number, have weights that do not fall from one to the next."""
+    rows = [row[row != 0] for row in told]
+    return torch.tensor([bool((row.diff() > 0).any()) for row in rows], device=told.device)
 
 
 def gates_of(module: nn.Module, run: Callable[[], object], tokens: int) -> Tensor:

@@ -26,6 +26,7 @@ from veriformer.properties.definitions.segmentation import (
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.merging import merges_cause
 from veriformer.properties.formulas.pieces import pieces_cause
 
 _KIND = ("tokenizer",)
@@ -271,7 +272,12 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     text = "".join(parts) + case.text("text", _FEW_LETTERS, 10)
     unknown = case.subject.fact("unknown_id", -1)
     expected = case.apply(merged_ids, _segments(case, built, text), merges, vocabulary, unknown)
-    case.equal(_encode(case, built, text), expected, f"the ids are not those of the merges in order for {text!r}"[:150])
+    case.equal(
+        _encode(case, built, text), expected, f"the ids are not those of the merges in order for {text!r}"[:150],
+        cause=lambda: merges_cause(
+            lambda t: _encode(case, built, t), lambda t: _segments(case, built, t), vocabulary, merges, unknown
+        ),
+    )  # fmt: skip
     if case.subject.train is not None:
         drawn = torch.randint(len(_FEW_LETTERS), (case.integer("corpus", 4, 80),), generator=case.generator)
         corpus = "".join(_FEW_LETTERS[i] for i in drawn.tolist())

@@ -246,11 +246,35 @@ def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
     ):
         if float((slopes - guess).abs().amax()) < 1e-5:
             return f"the slopes are {words}"
+    if told := _further_slopes(slopes):
+        return told
     ratio = slopes / expected
     if float((ratio - ratio[0]).abs().amax()) < 1e-4 * abs(float(ratio[0])):
         return f"all slopes are {float(ratio[0]):.4g} times those of the paper"
     if torch.allclose(slopes.sort().values, expected.sort().values, atol=1e-5):
         return "the slopes are those of the paper in another order of heads"
+    return None
+
+
+def _further_slopes(slopes: Tensor) -> str | None:
+    """Name the slip in the slopes of heads beyond a power of two."""
+    heads = len(slopes)
+    count = 2 ** (heads.bit_length() - 1)
+    more = heads - count
+    if not more:
+        return None
+    usual, longer = (slopes_by("geometric", n) for n in (count, 2 * count))
+    begins = f"beyond {count} heads the further slopes are"
+    for words, guess in (
+        (f"{begins} from the odd places of the list for {2 * count} heads, which repeat slopes that are there, and not "
+         "from its even ones (1::2 for 0::2)", torch.cat([usual, longer[1::2][:more]])),
+        (f"{begins} the first of the list for {2 * count} heads, not every second of it",
+         torch.cat([usual, longer[:more]])),
+        (f"{begins} the first ones again", torch.cat([usual, usual[:more]])),
+        (f"the slopes are the first {heads} of the list for {2 * count} heads", longer[:heads]),
+    ):  # fmt: skip
+        if float((slopes - guess).abs().amax()) < 1e-5:
+            return words
     return None
 
 

@@ -356,7 +356,7 @@ def other_mask_in_backward() -> Subject:
     "TK02",
     "Merges applied whose result is not in the vocabulary",
     killed_by=("tokenizer.bpe-merges",),
-    cause="merges in order",
+    cause="are never given",
 )
 def merged_beyond_the_vocabulary() -> Subject:
     def forward(model: Any, text: str) -> list[int]:

@@ -66,7 +66,7 @@ def sampled() -> Subject:
     "TK05",
     "Merges are applied left to right, not by rank",
     killed_by=("tokenizer.bpe-merges",),
-    cause="merges in order",
+    cause="a word is read from the left|the leftmost pair",
 )
 def left_to_right() -> Subject:
     def forward(model: BytePairEncoding, text: str) -> list[int]:

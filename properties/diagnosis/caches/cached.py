@@ -8,6 +8,7 @@ whole run. And what a run leaves behind for the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,13 +44,40 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
 
 def _error_by_chunks(runs: CachedRuns) -> str | None:
     """Say what is known where every output sees what it should and the attentions do not show."""
-    x = runs.tokens(2, runs.length)
-    wrong = runs.wrong(runs.cached(x, [1] * runs.length), runs.whole(x))
+    length = runs.length
+    x = runs.tokens(2, length)
+    expected = runs.whole(x)
+    wrong = runs.wrong(runs.cached(x, [1] * length), expected)
     if not wrong:
         return None
+    several = [2] * (length // 2 - 1) + [length - 2 * (length // 2 - 1)]
+    told = f"each cached output depends on just the tokens that it should, and is wrong from position {wrong[0]} on"
+    if runs.wrong(runs.cached(x, several), expected):
+        shared = _shared_heads_alone(runs)
+        return f"{told}: {shared or 'positions of later chunks, or the kept keys and values themselves, are wrong'}"
+    told = f"chunks of several tokens are right, single-token steps are wrong from position {wrong[0]} on: what is "
     return (
-        f"each cached output depends on just the tokens that it should, and is wrong from position {wrong[0]} on: "
-        "positions of later chunks, or the kept keys and values themselves, are wrong"
+        f"{told}computed there for one new token {_shared_heads_alone(runs) or 'is not what is computed for several'}"
+    )
+
+
+def _shared_heads_alone(runs: CachedRuns) -> str | None:
+    """Say that a cached run is wrong where heads share keys and right where each has its own."""
+    config = runs.built.config
+    heads, groups = config.num_heads, config.num_key_value_heads
+    if groups == heads:
+        return None
+    try:
+        own = runs.case.bench.pool.get(replace(config, num_key_value_heads=heads), runs.built.dtype)
+        other = CachedRuns(runs.case, own)
+        x = other.tokens(2, other.length)
+        if other.wrong(other.cached(x, [1] * other.length), other.whole(x)):
+            return None
+    except (SubjectError, RuntimeError):
+        return None
+    return (
+        f"is right where each head has keys of its own, and wrong where {heads} heads share those of {groups}: query "
+        "heads read the keys of other groups than without the cache"
     )
 
 
@@ -131,12 +159,13 @@ def _without_blind_rows(seen: Tensor, allowed: Tensor) -> Tensor:
     """Leave out what lies ahead of tokens that see nothing of their past: without a key all weights are the same."""
     past = torch.ones_like(allowed).tril(-1)
     blind = (allowed & past).any(1) & ~(seen & allowed & past).any(1)
+    blind[:1] |= blind[1:2]  # a first token has no past that would tell
     return seen & ~(blind[:, None] & past.mT)
 
 
 def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: bool) -> str | None:
     """Tell what is wrong where a single chunk, with an empty cache, already differs."""
-    seen = runs.seen([x.shape[1]], x)
+    seen = _without_blind_rows(runs.seen([x.shape[1]], x), allowed)
     told = "single-token steps are right, and " if steps_right else ""
     told += "the whole sequence as one chunk already differs: "
     if bool((seen & ~allowed).any()):

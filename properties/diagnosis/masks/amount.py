@@ -211,12 +211,27 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
         return f"positions are {end}"
     if found.long.name in _TABLES and (read := _read(found)):
         return f"the rows {_span(read[1])} of a table are taken instead of {_span(read[0])}"
+    if (less := _sums_to_less(short, long)) is not None:
+        return (
+            f"the weights of real keys sum to {less:.3g} in a row instead of 1: hidden keys take part in the softmax "
+            "and are set to 0 behind it"
+        )
     factor = _factor(short, long)
     if factor is not None:
         return f"all numbers are those without padding times {factor:.4g}{_ratio(amount, factor)}"
     if short.shape[-2:] == (within.short, within.short):
         return _pairs(short, long)
     return "the numbers of real positions are other ones than without padding"
+
+
+def _sums_to_less(short: Tensor, long: Tensor) -> float | None:
+    """Return the mean of what rows of weights sum to, where each is that without padding times a factor below one."""
+    if short.shape != long.shape or short.ndim < 3 or not bool((short >= 0).all()):
+        return None
+    usual, rows = short.sum(-1), long.sum(-1)
+    is_softmax = float((usual - 1).abs().max()) < _NUMBER and bool((rows < 1 - _NUMBER).all() and (rows > 0).all())
+    alike = is_softmax and float((long / rows[..., None] - short).abs().max()) < _NUMBER
+    return float(rows.mean()) if alike else None
 
 
 def _one_number(amount: _Amount, name: str, short: float, long: float) -> str:

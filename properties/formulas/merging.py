@@ -1,0 +1,129 @@
+"""Wrong ways to apply the merges of byte-pair encoding: in another order than they were learnt in."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Ranks = Mapping[tuple[str, ...], int]
+Rule = Callable[[list[str], Ranks], list[str]]
+
+_ENOUGH = 2
+"""Words that are cut otherwise than right, and just so by the rule that is to be named."""
+
+_WORDS = 150
+
+
+def merges_cause(
+    encode: Callable[[str], list[int]],
+    words: Callable[[str], list[list[str]]],
+    vocabulary: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    unknown: int,
+) -> str | None:
+    """Name the order in which merges are applied, where it is another one.
+
+    Args:
+        encode: gives the ids of a text.
+        words: gives the words of a text, each a list of symbols.
+        vocabulary: piece to id.
+        merges: pairs of pieces, the first learnt first.
+        unknown: id of what is not in the vocabulary.
+    """
+    ranks = {tuple(pair): rank for rank, pair in reversed([*enumerate(merges)])}
+    seen = [(found[0], encode(text)) for text in _texts(merges) if len(found := words(text)) == 1]
+
+    def fits(rule: Rule, symbols: list[str], ids: list[int]) -> bool:
+        return [vocabulary.get(piece, unknown) for piece in rule(symbols, ranks)] == ids
+
+    wrong = [one for one in seen if not fits(_first_learnt, *one)]
+    if len(wrong) < _ENOUGH:
+        return None
+    told = [name for name, rule in _RULES if all(fits(rule, *one) for one in seen)]
+    if told:
+        return "; or else, these words being cut alike: ".join(told[:2])
+    names = {index: piece for piece, index in vocabulary.items()}
+    given = {names.get(i) for _, ids in seen for i in ids}
+    lost = [{*_first_learnt(symbols, ranks)} - given for symbols, _ in wrong]
+    if not all(lost):
+        return None
+    shown = ", ".join(repr(piece) for piece in sorted(set.union(*lost))[:4])
+    return f"words are cut where the merges make one piece: {shown} are never given"
+
+
+def _texts(merges: Sequence[Sequence[str]]) -> list[str]:
+    """Return words in which one of two merges must come before the other."""
+    known = [tuple(pair) for pair in merges]
+    rivals = [x + y + z for x, y in known for other, z in known if other == y]
+    repeated = [x * times for x, y in known if x == y for times in (3, 4, 5)]
+    joined = ["".join(pair) for pair in known]
+    beside = [one + other for one, other in zip(joined, [*joined[3:], *joined[:3]], strict=True)]
+    parts, chance = sorted({piece for pair in known for piece in (*pair, "".join(pair))}), random.Random(0)
+    mixed = ["".join(chance.choices(parts, k=chance.randint(2, 5))) for _ in range(_WORDS)] if parts else []
+    every = dict.fromkeys([*rivals, *repeated, *joined, *beside, *mixed])
+    plain = [word for word in every if word.isascii() and word.isalpha()]
+    return plain[:: max(1, len(plain) // (2 * _WORDS))]
+
+
+def _applied(choose: Callable[[list[tuple[int, int, int]]], tuple[int, int, int]]) -> Rule:
+    """Return a rule that joins one pair after another: of (rank, place, length) of all that may be, the chosen one."""
+
+    def rule(symbols: list[str], ranks: Ranks) -> list[str]:
+        while True:
+            pairs = itertools.pairwise(symbols)
+            known = [(ranks[pair], at, len("".join(pair))) for at, pair in enumerate(pairs) if pair in ranks]
+            if not known:
+                return symbols
+            at = choose(known)[1]
+            symbols = [*symbols[:at], symbols[at] + symbols[at + 1], *symbols[at + 2 :]]
+
+    return rule
+
+
+_first_learnt = _applied(lambda known: min(known))
+
+
+def _once(symbols: list[str], ranks: Ranks) -> list[str]:
+    for pair in sorted(ranks, key=lambda p: ranks[p]):
+        at = next((i for i, two in enumerate(itertools.pairwise(symbols)) if two == pair), None)
+        if at is not None:
+            symbols = [*symbols[:at], symbols[at] + symbols[at + 1], *symbols[at + 2 :]]
+    return symbols
+
+
+def _at_once(symbols: list[str], ranks: Ranks) -> list[str]:
+    read = list[str]()
+    for symbol in symbols:
+        read.append(symbol)
+        while len(read) > 1 and (read[-2], read[-1]) in ranks:
+            read[-2:] = [read[-2] + read[-1]]
+    return read
+
+
+def _longest_pieces(symbols: list[str], ranks: Ranks) -> list[str]:
+    pieces, found, at = {"".join(pair) for pair in ranks}, list[str](), 0
+    while at < len(symbols):
+        ends = [end for end in range(at + 2, len(symbols) + 1) if "".join(symbols[at:end]) in pieces]
+        end = max(ends, default=at + 1)
+        found.append("".join(symbols[at:end]))
+        at = end
+    return found
+
+
+_RULES: Iterable[tuple[str, Rule]] = (
+    ("the leftmost pair that has a merge is joined first, not the one that was learnt first",
+     _applied(lambda known: min(known, key=lambda one: one[1]))),
+    ("a word is read from the left and what can be joined is joined at once, whatever was learnt first", _at_once),
+    ("the rightmost pair that has a merge is joined first, not the one that was learnt first",
+     _applied(lambda known: max(known, key=lambda one: one[1]))),
+    ("the pair that was learnt last is joined first: ranks are compared the wrong way round",
+     _applied(lambda known: max(known, key=lambda one: (one[0], -one[1])))),
+    ("the pair that gives the longest piece is joined first, not the one that was learnt first",
+     _applied(lambda known: max(known, key=lambda one: (one[2], -one[1])))),
+    ("of equal pairs in a row the last is joined first, not the first",
+     _applied(lambda known: min(known, key=lambda one: (one[0], -one[1])))),
+    ("each merge joins one place of a word alone, others of the same pair are left", _once),
+    ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
+    ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
+)  # fmt: skip
