@@ -56,6 +56,8 @@ def why_unknown(subject: Subject) -> str | None:
     for name in ("norm", "activation", "positions", "pooling"):
         if subject.fact(name) == "other":
             return f"there is no closed form for {name} = 'other'"
+    if subject.kind == "layer" and subject.fact("final_norm"):
+        return "a norm follows its layers, whose number is not that of one"
     if subject.router is not None:
         return "its router mixes experts, whose number no fact says"
     if subject.fact("shared_layers"):

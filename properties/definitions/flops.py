@@ -49,6 +49,8 @@ def why_unknown(subject: Subject) -> str | None:
     for name in ("activation", "positions"):
         if name in _NEEDED[subject.kind] and subject.fact(name) in ("other", "relative"):
             return f"there is no closed form for {name} = {subject.fact(name)!r}"
+    if subject.kind == "layer" and subject.fact("final_norm"):
+        return "a norm follows its layers, whose number is not that of one"
     if subject.router is not None:
         return "its router mixes experts, whose number no fact says"
     if subject.fact("cross_attention"):

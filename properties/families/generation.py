@@ -20,6 +20,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.generation_beyond import BEYOND, judge_beyond, kept, longest_of
+from veriformer.properties.families.generation_draws import tokens_are_drawn
 from veriformer.properties.families.generation_logits import generated
 from veriformer.properties.families.translation import judge_translation
 
@@ -114,7 +115,8 @@ def _judge_greedy(case: Case, built: Built, got: Tensor, prompt: Tensor, manner:
 )
 def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
     """At temperatures above and below 1, with and without a top k, of texts that fit and of one that is longer than
-    what the model takes: there the context is the last tokens, as many as are kept.
+    what the model takes: there the context is the last tokens, as many as are kept. Of thousands of samples tokens are
+    drawn as often as the returned probabilities say, but for one run in a thousand million.
     """
     built, subject = case.built(), case.subject
     takes = inspect.signature(subject.sampling).parameters if subject.sampling is not None else {}
@@ -137,6 +139,7 @@ def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
                 bound=bound, constants_allowed=True,
                 cause=partial(_other, case, built, text, end, got, temperature, top_k, longest),
             )  # fmt: skip
+    tokens_are_drawn(case, built, top_k)
     case.witness()
 
 

@@ -33,7 +33,18 @@ def _declares_a_stream(subject: Subject) -> str | None:
     return "neither residual=True nor norm_placement is declared"
 
 
-_SKIPS = (needs_module, _declares_a_stream, excludes_fact("norm_placement", "other"))
+_declares_a_stream.rests_on = "norm_placement"  # type: ignore[attr-defined]
+
+
+def _is_layers_alone(subject: Subject) -> str | None:
+    """Apply only where nothing but layers is between what comes in and what goes out."""
+    if subject.fact("final_norm"):
+        return "a norm follows its layers"
+    added = subject.fact("positions") in ("sinusoidal", "learned")
+    return "positions are added to what it is given" if added else None
+
+
+_SKIPS = (needs_module, _declares_a_stream, _is_layers_alone, excludes_fact("norm_placement", "other"))
 _EPS = 1e-4
 """Largest effect of a norm's eps (up to 1e-4) on a token of unit variance."""
 
