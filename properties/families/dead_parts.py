@@ -28,7 +28,9 @@ def parts_count(case: Case, built: Built, inputs: Inputs, output: Tensor, gradie
     named = [(name, p) for name, p in built.module.named_parameters() if p.requires_grad]
     maps = {id(p) for m in built.module.modules() if isinstance(m, _MAPS) for p in m.parameters(recurse=False)}
     suspects = [
-        (n, p) for (n, p), g in zip(named, gradients, strict=True) if id(p) in maps and dead_part(g, output.shape[-1])
+        (n, p)
+        for (n, p), g in zip(named, gradients, strict=True)
+        if id(p) in maps and dead_part(g, output.shape[-1], built.config.d_head)
     ]
     if suspects:
         whole_matrices_learn(case, built, suspects, output)
@@ -58,7 +60,7 @@ def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.
     """
     for name, parameter in suspects:
         gradient = torch.autograd.grad(output.sum(), parameter, retain_graph=True)[0]
-        if part := dead_part(gradient, output.shape[-1]):
+        if part := dead_part(gradient, output.shape[-1], built.config.d_head):
             _counts(case, built, name, parameter, part)
 
 
@@ -180,8 +182,10 @@ def changes(
     return (after != before).any()
 
 
-def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int, int] | None:
+def dead_part(gradient: Tensor | None, columns: int, of_a_head: int) -> tuple[int, int, int, int] | None:
     """Return a half, third or quarter of a matrix whose gradient is exactly zero: axis, start, size and step.
+
+    Or channels of all heads: the last of an odd number, say, where the others are turned in pairs.
 
     It stands together, or is every second (third, fourth) row or group of rows: as gates and values may lie, or the
     queries, keys and values of one head behind those of another. Rows behind the columns of the output are those of a
@@ -201,6 +205,13 @@ def dead_part(gradient: Tensor | None, columns: int) -> tuple[int, int, int, int
                 dead = (~alive.view(-1, parts, size).any(2).any(0)).nonzero()
                 if len(dead):
                     return axis, int(dead[0]) * size, size, parts * size
+        for step in (of_a_head, 3 * of_a_head):  # queries, keys and values of a head may stand side by side
+            count, rest = divmod(len(alive), max(step, 1))
+            if of_a_head < 3 or rest or count < 2:
+                continue
+            dead = (~alive.view(count, step).any(0)).nonzero().flatten()
+            if 0 < len(dead) < step and int(dead[-1] - dead[0]) == len(dead) - 1:
+                return axis, int(dead[0]), len(dead), step
     return None
 
 

@@ -16,6 +16,7 @@ from veriformer.properties.bench.measured import judges_in_float64
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.derivatives.gradient_parts import weight_normed
 from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
@@ -271,7 +272,9 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     case.require(
         error < 1e-4, "the second gradient is not the derivative of the first", got=f"{claimed:.8g}",
         expected=f"{quotient:.8g}", error=error, tolerance=1e-4, unit="the sizes it is made of",
+        asks=("once_differentiable", True) if (normed := weight_normed(built.module)) else None,
         cause=lambda: rounds_its_numbers(built, lambda: case.call(built, *tensors, *inputs.extras))
+        or normed
         or wrong_gradient(case)
         or _hand_written(case.call(built, *tensors, *inputs.extras)),
     )  # fmt: skip

@@ -32,7 +32,7 @@ from veriformer.properties.families.vocabulary_matrices import (
     matrices_but_further_tables,
     shares_with_the_target,
 )
-from veriformer.properties.families.whole_images import all_of_it_is_connected
+from veriformer.properties.families.whole_images import all_of_it_is_connected, of_what_is_judged
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 
@@ -280,6 +280,7 @@ def _as_plain(output: Any) -> Any:
     source="A parameter without a gradient is never trained.",
     kinds=_MODULES,
     unless=(needs_module, excludes_fact("inference_only")),
+    goes_wide=True,
     examples_factor=0.3,
     catches=("EM07", "IN02", "ME02", "parameters-unused"),
 )
@@ -321,11 +322,12 @@ def every_parameter_is_connected(case: Case) -> None:
         again = case.call(built, *[x.to(case.bench.device) for x in others.tensors], *others.extras)
         still: list[str] = case.apply(not_reached, module, again.sum())
         lost = [name for name in lost if name in still]
+    lost = case.apply(of_what_is_judged, lost, module, bool(raw)) if lost else lost
     case.equal(
         lost,
         [],
-        f"{len(unused)} of {len(named)} parameters are not connected to the output",
-        got=", ".join(unused[:4]) + (" ..." if len(unused) > 4 else ""),
+        f"{len(lost)} of {len(named)} parameters are not connected to the output",
+        got=", ".join(lost[:4]) + (" ..." if len(lost) > 4 else ""),
         expected="a gradient for each",
         cause=lambda: why_not_connected(case, lost),
     )

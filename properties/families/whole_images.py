@@ -1,11 +1,14 @@
-"""A model of images of which the stack alone is judged on embeddings: what its whole is made of must reach its output.
+"""A model of which a part alone is judged: what its whole is made of must reach its output, or has another entrance.
 
 Part of `parameters.all-used`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
+import re
 
 import torch
 from torch import Tensor, nn
@@ -50,3 +53,22 @@ def unreached_from_an_image(stack: nn.Module, image: Tensor) -> list[str]:
         total = torch.stack([x.sum().float() for x in given]).sum()
         gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     return [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
+
+
+def of_what_is_judged(lost: list[str], module: nn.Module, is_called: bool) -> list[str]:
+    """Return the names of parameters without those that another method of the model is for.
+
+    Args:
+        lost: names that an output does not depend on.
+        module: the model.
+        is_called: whether the model was called as a whole; where some of its parts were, the rest may belong to a head,
+            or to what makes embeddings of an image.
+    """
+    if is_called:
+        return lost
+    written = ""
+    for name, method in inspect.getmembers(type(module), inspect.isfunction):
+        if name != "__init__" and method.__module__ == type(module).__module__:
+            with contextlib.suppress(OSError, TypeError):
+                written += inspect.getsource(method)
+    return [name for name in lost if not re.search(rf"self\.{re.escape(name.split('.')[0])}\b", written)]

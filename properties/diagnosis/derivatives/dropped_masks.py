@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import permutations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
+from veriformer.properties.diagnosis.derivatives.gradient_parts import Called, outermost
 from veriformer.properties.diagnosis.derivatives.gradients import wrong_gradient
 from veriformer.properties.diagnosis.derivatives.own_backwards import wrong_backward
 from veriformer.properties.engine.case import Case
@@ -42,7 +42,7 @@ def _drawn_in_the_backward(made: Setting) -> str | None:
 
     def gradients(seed: int) -> tuple[list[str], dict[str, Tensor | None]]:
         value = made.value()
-        with torch.random.fork_rng(devices=[]), _Called(made) as again:
+        with torch.random.fork_rng(devices=[]), Called(made.built.module) as again:
             reseed(seed)
             return again, made.gradients(value=value)
 
@@ -54,8 +54,7 @@ def _drawn_in_the_backward(made: Setting) -> str | None:
 
     if differ(one, same) or not differ(one, two):
         return None
-    parts = [name for name in again if name]
-    outer = [n for n in parts if not any(n.startswith(f"{o}.") for o in parts)]
+    outer = outermost(again)
     where = f" {', '.join(outer[:3])}{' ...' if len(outer) > 3 else ''}" if outer else ""
     own = wrong_backward(made.run)
     if own is not None:
@@ -66,28 +65,6 @@ def _drawn_in_the_backward(made: Setting) -> str | None:
         f"what the backward computes again (checkpointing:{where}) draws another mask of dropout and so "
         "drops others than the forward did: the generator's state is not restored (preserve_rng_state)"
     )
-
-
-class _Called:
-    """Notes the parts of a model that are called while it is entered."""
-
-    def __init__(self, made: Setting) -> None:
-        self._module = made.built.module
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> list[str]:
-        names: list[str] = []
-
-        def note(name: str) -> Callable[..., None]:
-            return lambda *_: names.append(name) if name not in names else None
-
-        if isinstance(self._module, nn.Module):
-            self._hooks = [m.register_forward_pre_hook(note(n)) for n, m in self._module.named_modules()]
-        return names
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _masks(case: Case) -> str | None:

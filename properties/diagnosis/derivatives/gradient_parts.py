@@ -136,3 +136,72 @@ def _change(case: Case, made: Setting, what: str) -> None:
                 x.copy_(x.flip(0) * 0.7 + 0.1)
             elif case.subject.takes_tokens:
                 x.copy_((x + 1) % made.built.config.vocab_size)
+
+
+class Called:
+    """Notes the parts of a model that are called while it is entered, each once for every call."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> list[str]:
+        names: list[str] = []
+
+        def note(name: str) -> Callable[..., None]:
+            return lambda *_: names.append(name)
+
+        if isinstance(self._module, nn.Module):
+            self._hooks = [m.register_forward_pre_hook(note(n)) for n, m in self._module.named_modules()]
+        return names
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def outermost(names: list[str]) -> list[str]:
+    """Return the names, each once, that are within no other one."""
+    once = [name for name in dict.fromkeys(names) if name]
+    return [name for name in once if not any(name.startswith(f"{other}.") for other in once)]
+
+
+def computed_again(made: Setting) -> str | None:
+    """Say that a backward which computes parts again (checkpointing) takes others than the forward called."""
+    with Called(made.built.module) as forward:
+        value = made.value()
+    with Called(made.built.module) as backward:
+        made.gradients(value=value)
+    often = {name: backward.count(name) - forward.count(name) for name in outermost(backward)}
+    taken = [name for name, more in often.items() if more > 0]
+    alike = {name.rpartition(".")[0] for name in taken}
+    left = [n for n in outermost([n for n in forward if n]) if n.rpartition(".")[0] in alike and n not in backward]
+    if not taken or not left:
+        return None
+    return (
+        f"the backward computes {', '.join(taken)} again in the place of {', '.join(left[:3])}, which the forward "
+        "called: what is checkpointed looks its part up when it runs (a lambda in a loop sees the last one), not when "
+        "it is made"
+    )
+
+
+def weight_normed(module: Any) -> str | None:
+    """Say that second derivatives of torch's weight_norm are wrong, where a model has it and they are."""
+    if not isinstance(module, nn.Module):
+        return None
+    normed = [
+        name.partition(".parametrizations")[0]
+        for name, part in module.named_modules()
+        if type(part).__name__ == "_WeightNorm" or hasattr(part, "weight_g")
+    ]
+    v, g = torch.tensor([[1.0, 2.0]], dtype=torch.float64), torch.tensor([[3.0]], dtype=torch.float64)
+    rows = (v.requires_grad_(), g.requires_grad_())
+    twice = normed and torch.autograd.gradgradcheck(
+        lambda v, g: torch._weight_norm(v, g, 0), rows, raise_exception=False
+    )
+    if not normed or twice:
+        return None
+    return (
+        f"torch's weight_norm ({normed[0]}) has no right second derivative in torch {torch.__version__.split('+')[0]}: "
+        "it holds the norms constant (declare once_differentiable=True if no second gradient is taken)"
+    )

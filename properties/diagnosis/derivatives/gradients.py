@@ -14,7 +14,11 @@ from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
 from veriformer.properties.diagnosis.derivatives.gradient_formulas import output_is_right, told_by_formula
 from veriformer.properties.diagnosis.derivatives.gradient_functions import argument_names, factor_told, told_of_function
-from veriformer.properties.diagnosis.derivatives.gradient_parts import kept_from_an_earlier_call, wrong_part
+from veriformer.properties.diagnosis.derivatives.gradient_parts import (
+    computed_again,
+    kept_from_an_earlier_call,
+    wrong_part,
+)
 from veriformer.properties.diagnosis.derivatives.graph_cuts import HOOK, Cut, CutWatch, decisive_cuts
 from veriformer.properties.diagnosis.derivatives.own_backwards import Applied, applied_functions, wrong_backward
 from veriformer.properties.engine.case import Case
@@ -133,7 +137,7 @@ def _told(case: Case, made: Setting, sizes: Sizes, condition: str) -> str | None
     when = f"; {condition}" if condition else ""
     if cut := _cut(case, made, wrong):
         return f"{cut}{when}"
-    if untrained := _padding_row(made):
+    if untrained := _padding_row(made) or computed_again(made):
         return untrained
     own = _own_backward(made)
     by = f"the backward of {own[0].name}, written by hand," if own else ""
