@@ -24,6 +24,7 @@ from veriformer.properties.diagnosis.masks.inside import mask_opinion
 from veriformer.properties.diagnosis.norms import wrong_widths
 from veriformer.properties.diagnosis.places.batches import TOKENWISE
 from veriformer.properties.diagnosis.places.lookups import lookup_opinion
+from veriformer.properties.diagnosis.places.nonfinite import nonfinite_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
@@ -80,6 +81,7 @@ _OF_WEIGHTS = ("attention.", "causality.", "cross_attention.", "gradients.", "pa
 _OF_NAN = ("attention.empty-row", "gradients.finite", "norm.", "padding.", "softmax.")
 
 OPINIONS: tuple[Opinion, ...] = (
+    Opinion(nonfinite_opinion, _ORDINARY, ("batch.", "causality.", "numerics.", "padding.", "permutation."), "first"),
     Opinion(unsteady_opinion, _EVERY, UNSTEADY, "first"),
     Opinion(noise_opinion, _EVERY, NOISY, "first"),
     Opinion(of_other_samples, SEQUENCES, _OF_MASKS, "before"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -317,9 +319,18 @@ def every_head_has_the_mask(case: Case) -> None:
             f"in {place} head {head} of {len(hidden)}: query {t} {sees} key {s}",
             got=f"{int((hidden[head] & allowed).sum())} too many hidden, {int((~hidden[head] & ~allowed).sum())} seen",
             expected="those of the declared mask",
-            cause=lambda hidden=hidden, allowed=allowed, place=place: mask_cause(hidden, allowed, place),  # type: ignore[misc]
+            cause=partial(_mask_words, hidden, allowed, place, [a.hidden for _, a, _ in known]),
             asks=("sparse", True) if bool((hidden | allowed).all()) else None,
         )
+
+
+def _mask_words(hidden: Tensor, allowed: Tensor, place: str, every: list[Tensor]) -> str | None:
+    """Say how a mask differs, and whether those of all attentions do."""
+    told = mask_cause(hidden, allowed, place)
+    if told is None or len(every) < 2 or not all(_is_local(one) for one in every):
+        return told
+    more = f"so they do in all {len(every)} attentions, and none is global: one mask may serve layers of two sorts"
+    return f"{told}; {more}"
 
 
 def _sees_the_past(hidden: Tensor) -> bool:

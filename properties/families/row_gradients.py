@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,8 +102,23 @@ def gradients_of_samples_add_up(case: Case, stream: Stream, x: Tensor) -> None:
             f"the gradient of {name} for a batch of {len(x)} is not the sum of those for {_SAMPLES} samples at a time",
             bound=unit * (size_of(expected) + whole / 10),
             constants_allowed=True,
-            cause=lambda name=name: f"the backward of {name} leaves samples out",  # type: ignore[misc]
+            cause=partial(_samples_words, case, stream, name, x, probe, got),
         )
+
+
+def _samples_words(case: Case, stream: Stream, name: str, x: Tensor, probe: Tensor, got: Tensor) -> str:
+    """Say that a gradient is a mean where a sum is due, or misses samples."""
+    weight = dict(stream.built.module.named_parameters())[name]
+    alone = torch.zeros_like(weight)
+    with off_the_record(case):
+        for sample, along in zip(x.split(1), probe.split(1), strict=True):
+            alone += torch.autograd.grad((stream(sample) * along).sum(), weight)[0]
+    if float((got * len(x) - alone).abs().max()) < 1e-3 * float(alone.abs().max()):
+        return (
+            f"the gradient of {name} for {len(x)} samples is 1 / {len(x)} of the sum of theirs: the backward takes a "
+            "mean over the batch where it must take a sum"
+        )
+    return f"the backward of {name} leaves samples out"
 
 
 def _is_off(

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from veriformer.properties.causes.asking import answer_to, first_answer
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.causes.tracing.lines import Kept
+from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.diagnosis.attentions import Attended
 from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
@@ -67,6 +69,7 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             lambda: _before_attentions(masked, x, mask),
             lambda: scaled_cause(masked, x, mask),
             lambda: _from_neighbours(masked, x, mask, shown, hidden),
+            lambda: _enters(masked, x, mask),
         )
     else:
         measures = (
@@ -299,3 +302,14 @@ def _from_neighbours(masked: Masked, x: Tensor, mask: Tensor, shown: list[int], 
             "enters from neighbours, as through a convolution over padded positions that are not zeroed"
         )
     return None
+
+
+def _enters(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
+    """Name the part behind which real positions first depend on hidden content, though no attention weighs it."""
+    real = mask[0].nonzero().flatten().tolist()
+    other = torch.where(mask[..., None] if x.ndim == 3 else mask, x, masked.stream.other(x))
+    built, kept = masked.clean(), Kept({masked.length: real})
+    place = where_it_enters(
+        built.module, lambda: masked(x, mask, built), lambda: masked(other, mask, built), kept, 1e-6, kept
+    )
+    return f"what the mask hides reaches real positions {place}: no mask is applied there" if place else None
