@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -171,12 +171,20 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
     if worst_difference(made, given).error <= 1e-5 * size_of(given):
         yield Finding("norm_placement", "pre", "with silent sublayers a layer gives its input")
         yield Finding("residual", True, "with silent sublayers a layer gives its input", told=False)
+    elif layer is built.module and began and _is_behind(began[-1], layer_lists(built.module, built.config)):
+        return  # a stack whose last norm is behind its layers: of where theirs stand nothing is seen
     elif abs(size_of(made) - 1) < 1e-2 and _correlates(made, given):
         asks = _QUESTION if began and is_norm(began[0]) else None
         yield Finding("norm_placement", "post", "with silent sublayers a layer gives its normalised input", asks=asks)
         yield Finding("residual", True, "with silent sublayers a layer gives its normalised input", told=False)
     elif not bool(made.any()):
         yield Finding("residual", False, "with silent sublayers nothing is left", is_fact=False, told=False)
+
+
+def _is_behind(part: nn.Module, lists: Sequence[Sequence[nn.Module]]) -> bool:
+    """Whether a norm is none of those inside the layers of a stack; without layers there is no behind."""
+    inside = {id(m) for layers in lists for layer in layers for m in layer.modules()}
+    return bool(inside) and is_norm(part) and id(part) not in inside
 
 
 def _correlates(made: Tensor, given: Tensor) -> bool:
