@@ -22,7 +22,7 @@ from veriformer.properties.bench.guards import (
 )
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.redraw import redraw_weights
-from veriformer.properties.subject.palette import further, palette
+from veriformer.properties.subject.palette import LONG, further, palette
 from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
@@ -140,7 +140,8 @@ class ModelPool:
             except BaseException as problem:
                 if not is_its_own(problem):
                     raise
-                refuses = isinstance(problem, _REFUSALS) and config in self.configs[1:]
+                smallest = (self.configs[0], self.reaching[LONG])
+                refuses = isinstance(problem, _REFUSALS) and config not in smallest
                 raise (SizesRefusedError if refuses else SubjectError)(
                     f"build raised {told(problem)} (for {config}); limit the sizes with domain= or mend build"
                 ) from problem

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.guards import SizesRefusedError, SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.measured import is_swamped, judged_dtypes
 from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
@@ -104,7 +104,7 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
         rows = rows[turn % len(rows) :][:1] if rows and (prop.goes_far or settings.profile != "quick") else []
     if prop.goes_wide and ODD in reaching and ODD not in rows:
         rows.append(ODD)
-    is_another = reaching[WIDE] not in (reaching[LONG], *bench.configs)
+    is_another = reaching[WIDE] not in (reaching[LONG], *bench.configs) and not _is_refused(bench, WIDE)
     if prop.goes_far:
         _tell_too_large(bench)
     return [WIDE] * is_another + [name for name in (*ends, *rows) if is_taken(bench, name)]
@@ -125,6 +125,22 @@ def is_taken(bench: Workbench, name: str) -> bool:
     if told:
         bench.tally.note_unreached(f"{name} (refused: {told})")
     return not told
+
+
+def _is_refused(bench: Workbench, name: str) -> bool:
+    """Whether a constructor says no to the sizes of a row; whatever else goes wrong there is a mistake."""
+    if ("refused", name) not in bench.measured:
+        try:
+            bench.pool.get(bench.pool.reaching[name], torch.float32)
+            bench.measured["refused", name] = ""
+        except SizesRefusedError as problem:
+            bench.measured["refused", name] = why(problem)
+        except SubjectError:
+            bench.measured["refused", name] = ""
+    told = bench.measured["refused", name]
+    if told:
+        bench.tally.note_unreached(f"{name} (refused: {told})")
+    return bool(told)
 
 
 def _refusal(bench: Workbench, name: str) -> str:

@@ -172,7 +172,8 @@ class Search:
                 self.bench.tally.note_unreached(f"T={fixed['T']} ({problem})")
                 continue
             except Exception as problem:
-                if isinstance(problem, SubjectError) and fixed["reach"] not in (LONG, WIDE):
+                must_work = fixed["reach"] in (LONG, WIDE) and not isinstance(problem, SizesRefusedError)
+                if isinstance(problem, SubjectError) and not must_work:
                     # what was called once may refuse a mask, or a cache, of such a size
                     self.bench.tally.note_unreached(f"{fixed['reach']} (refused: {why(problem)})")
                     continue
