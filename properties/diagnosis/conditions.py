@@ -16,7 +16,7 @@ from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfErro
 
 _CASES = 40
 _EACH = 5  # cases on either side at least: a condition that holds by chance parts ten cases once in a thousand
-_SIZES = ("d_model", "num_heads", "num_key_value_heads", "d_head", "num_layers", "d_ff", "vocab_size")
+_SIZES = ("d_model", "num_heads", "num_key_value_heads", "d_head", "num_layers")
 _CHOICES = {
     "B": "the batch", "T": "T", "S": "S", "H": "the number of heads", "K": "d_head",
     "real": "the number of real positions",

@@ -319,18 +319,29 @@ def every_head_has_the_mask(case: Case) -> None:
             f"in {place} head {head} of {len(hidden)}: query {t} {sees} key {s}",
             got=f"{int((hidden[head] & allowed).sum())} too many hidden, {int((~hidden[head] & ~allowed).sum())} seen",
             expected="those of the declared mask",
-            cause=partial(_mask_words, hidden, allowed, place, [a.hidden for _, a, _ in known]),
+            cause=partial(
+                _mask_words,
+                hidden,
+                allowed,
+                place,
+                [a.hidden for _, a, _ in known],
+                case.subject.declares.get("window"),
+            ),
             asks=("sparse", True) if bool((hidden | allowed).all()) else None,
         )
 
 
-def _mask_words(hidden: Tensor, allowed: Tensor, place: str, every: list[Tensor]) -> str | None:
+def _mask_words(hidden: Tensor, allowed: Tensor, place: str, every: list[Tensor], window: int | None) -> str | None:
     """Say how a mask differs, and whether those of all attentions do."""
     told = mask_cause(hidden, allowed, place)
-    if told is None or len(every) < 2 or not all(_is_local(one) for one in every):
+    if told and window:
+        for more, why in ((1, "one too many: <= stands for <"), (-1, "one too few: < stands for <=")):
+            if torch.equal(hidden[0], ~causal_region(hidden.shape[-1], window + more)):
+                return f"in {place} queries see the last {window + more} keys, where {window} are declared, {why}, say"
+    if told is None or window or len(every) < 2 or not all(_is_local(one) for one in every):
         return told
-    more = f"so they do in all {len(every)} attentions, and none is global: one mask may serve layers of two sorts"
-    return f"{told}; {more}"
+    besides = f"so they do in all {len(every)} attentions, and none is global: one mask may serve layers of two sorts"
+    return f"{told}; {besides}"
 
 
 def _sees_the_past(hidden: Tensor) -> bool:

@@ -20,6 +20,7 @@ from veriformer.properties.definitions.counts import (
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.probes.module_parts import layer_lists
 from veriformer.properties.probes.sizes.own_sizes import sizes_of
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -33,13 +34,18 @@ def count(module: nn.Module) -> int:
     return sum({id(p): p.numel() for p in module.parameters()}.values())
 
 
+def _says_nothing(subject: Subject) -> str | None:
+    """Apply where there is a closed form, or where maps are declared to have no biases."""
+    return None if subject.fact("bias") is False else why_unknown(subject)
+
+
 @holds(
     "parameters.exact-count",
     statement="The number of parameters is the closed form in the sizes, whatever the sequence length.",
     formula="encoder layer 12 d^2 + 13 d at d_ff = 4 d; decoder layer 16 d^2 + 19 d; totals V d + N(...)",
     source=_COUNT,
     kinds=COUNTED,
-    unless=(needs_module, why_unknown, excludes_fact("structure", "other")),
+    unless=(needs_module, _says_nothing, excludes_fact("structure", "other")),
     asks=("structure", "other"),
     examples_factor=0.5,
     catches=("IN01", "IN02", "IN05", "NM08", "FF02", "XA02", "parameters-bias"),
@@ -55,6 +61,10 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
     module = built.module
     if not isinstance(module, nn.Module):
         case.does_not_apply("what build gives is no nn.Module, so nothing is registered in it")
+    if case.subject.fact("bias") is False:
+        _none_is_biased(case, built, module)
+    if (reason := why_unknown(case.subject)) is not None:
+        case.does_not_apply(reason)
     before = case.apply(count, module)
     components = nearest_count(possible_counts(case.subject, sizes_of(case.bench, built)), before)
     wanted = total(components)
@@ -75,6 +85,21 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
             cause=lambda: _count_cause(case, built, before - wanted, components),
         )
     case.witness()
+
+
+def _none_is_biased(case: Case, built: Built, module: nn.Module) -> None:
+    """Require that no linear map inside the layers has a bias, which are declared to have none."""
+    inside = {id(part) for layers in layer_lists(module, built.config) for layer in layers for part in layer.modules()}
+    maps = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear) and id(m) in inside]
+    biased = [name for name, part in maps if part.bias is not None]
+    case.equal(
+        biased,
+        [],
+        "a linear map has a bias, where bias=False is declared",
+        got=f"{len(biased)} of {len(maps)}: " + ", ".join(biased[:3]) + (" ..." if len(biased) > 3 else ""),
+        expected="none",
+        cause=lambda: f"{biased[0]} has a bias",
+    )
 
 
 def _count_cause(case: Case, built: Built, difference: int, components: list[Component]) -> str | None:

@@ -15,7 +15,7 @@ from veriformer.properties.engine.property import holds
     statement="The weights of the chosen experts sum to one if and only if that is declared.",
     formula="sum_e w_e = 1 with norm_topk_prob; without it sum_e w_e = sum of chosen p_e < 1; w_e >= 0",
     source="Jiang et al. 2024 (Mixtral), section 2.1; documented bug ME03: norm_topk_prob was not applied.",
-    kinds=("feed_forward",),
+    kinds=("feed_forward", "layer", "encoder", "decoder", "encoder_decoder", "classifier"),
     unless=(needs_part("router"), needs_fact("norm_topk_prob")),
     catches=("ME03",),
 )

@@ -17,6 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.formulas.schedules import Rates, wrong_falls
+from veriformer.properties.subject.subject import Subject
 
 _KIND = ("schedule",)
 _BOUND = 16 * epsilon(torch.float32)
@@ -77,13 +78,58 @@ def _offset(got: Tensor, formula: Rates, steps: list[int]) -> str | None:
     return f"all rates are {float(ratio[0]):.4g} times those of the formula" if spread < 1e-5 else None
 
 
+def _has_no_peak(subject: Subject) -> str | None:
+    """Apply to the paper's schedule, and to others whose peak is declared."""
+    if subject.fact("schedule") == "other":
+        return needs_fact("peak")(subject) or needs_fact("total_steps")(subject)
+    return needs_fact("schedule", "noam")(subject) or needs_fact("warmup_steps")(subject)
+
+
+def _reaches_its_peak(case: Case, built: Built) -> None:
+    """Hold the highest rate of a schedule of one's own to the declared peak, and all of them to 0."""
+    peak, total = float(case.subject.fact("peak")), int(case.subject.fact("total_steps"))
+    steps = sorted({*range(0, total + 1, max(1, total // _MOST_STEPS)), total, case.integer("step", 0, total)})
+    rates = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
+    at = int(rates.argmax())
+    case.require(
+        rates.isfinite().all() & (rates.min() >= 0), "a rate is negative, NaN or infinite", got=f"{rates.min():.4g}"
+    )
+    apart = (rates.max() / peak - 1).abs()
+    case.require(
+        apart <= (_BOUND if total <= _MOST_STEPS else 0.05),
+        f"the highest rate, at step {steps[at]} of {total}, is not the declared peak",
+        got=f"{rates.max():.6g}",
+        expected=f"{peak:.6g}",
+        error=apart,
+        tolerance=_BOUND,
+        cause=lambda: _jump(rates, steps, peak),
+    )
+    case.witness()
+
+
+def _jump(rates: Tensor, steps: list[int], peak: float) -> str | None:
+    """Say where the rate goes beyond its peak."""
+    above = (rates > peak * (1 + _BOUND)).nonzero().flatten().tolist()
+    if not above:
+        return None
+    first, last = above[0], above[-1]
+    before = f", from {float(rates[first - 1]):.6g} at step {steps[first - 1]}" if first else ""
+    return (
+        f"from step {steps[first]} to {steps[last]} the rate is above the peak: it is {float(rates[first]):.6g}{before}"
+    )
+
+
+_MOST_STEPS = 1000
+
+
 @holds(
     "schedule.warmup",
-    statement="The rate is d_model^-0.5 min(step^-0.5, step warmup^-1.5), highest at the end of the warm-up.",
+    statement="The rate is d_model^-0.5 min(step^-0.5, step warmup^-1.5), highest at the end of the warm-up; of "
+    "another schedule the highest rate is the declared peak.",
     formula="r(s) = d^-0.5 min(s^-0.5, s w^-1.5), s >= 1; peak at s = w; finite and positive at s = 0 and 1",
     source="Vaswani et al. 2017, 5.3; documented bugs OP01, OP02.",
     kinds=_KIND,
-    unless=(needs_fact("schedule", "noam"), needs_fact("warmup_steps")),
+    unless=_has_no_peak,
     examples_factor=0.5,
     catches=("OP01", "OP02"),
 )
@@ -93,6 +139,9 @@ def the_noam_rate_rises_and_falls(case: Case) -> None:
     of 0, which would waste it.
     """
     built = case.built(dtype=torch.float32)
+    if case.subject.fact("schedule") == "other":
+        _reaches_its_peak(case, built)
+        return
     warmup = int(case.subject.fact("warmup_steps"))
     peak = max(warmup, 1)
 

@@ -63,9 +63,9 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     shown = [s for s in hidden if seen[s]]
     if shown:
         measures: tuple[Callable[[], str | None], ...] = (
+            lambda: _pooled(masked),
             lambda: instead_cause(masked),
             lambda: _in_attentions(masked, x, mask, side),
-            lambda: _pooled(masked),
             lambda: _before_attentions(masked, x, mask),
             lambda: scaled_cause(masked, x, mask),
             lambda: _from_neighbours(masked, x, mask, shown, hidden),
