@@ -99,6 +99,7 @@ def _none_is_biased(case: Case, built: Built, module: nn.Module) -> None:
         got=f"{len(biased)} of {len(maps)}: " + ", ".join(biased[:3]) + (" ..." if len(biased) > 3 else ""),
         expected="none",
         cause=lambda: f"{biased[0]} has a bias",
+        asks=("bias", True),
     )
 
 

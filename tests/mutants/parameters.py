@@ -59,7 +59,7 @@ def not_gated() -> Subject:
     "parameters-bias",
     "Declared without biases, built with them",
     killed_by=("parameters.exact-count",),
-    cause="(a bias) are there besides",
+    cause="has a bias",
 )
 def with_biases() -> Subject:
     return model(as_it_is, {**_FACTS, "bias": False})

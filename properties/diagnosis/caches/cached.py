@@ -17,6 +17,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.caches.biased import biased_cause
 from veriformer.properties.diagnosis.caches.kept import kept_cause, rounded_cause
+from veriformer.properties.diagnosis.caches.parted import parted_cause
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
@@ -39,10 +40,10 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
         told = kept_cause(runs, form)
         if told:
             return told
-    return _error_by_chunks(runs)
+    return _error_by_chunks(runs, parted_cause(runs, [3, 1, 2, 1, 1])) or parted_cause(runs, sizes)
 
 
-def _error_by_chunks(runs: CachedRuns) -> str | None:
+def _error_by_chunks(runs: CachedRuns, parted: str | None) -> str | None:
     """Say what is known where every output sees what it should and the attentions do not show."""
     length = runs.length
     x = runs.tokens(2, length)
@@ -53,6 +54,8 @@ def _error_by_chunks(runs: CachedRuns) -> str | None:
     several = [2] * (length // 2 - 1) + [length - 2 * (length // 2 - 1)]
     told = f"each cached output depends on just the tokens that it should, and is wrong from position {wrong[0]} on"
     if runs.wrong(runs.cached(x, several), expected):
+        if parted and not _shared_heads_alone(runs):
+            return parted
         shared = _shared_heads_alone(runs)
         return f"{told}: {shared or 'positions of later chunks, or the kept keys and values themselves, are wrong'}"
     told = f"chunks of several tokens are right, single-token steps are wrong from position {wrong[0]} on: what is "

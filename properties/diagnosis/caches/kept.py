@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, module_calls, near, rows_of
 from veriformer.properties.diagnosis.caches.heads import head_cause
+from veriformer.properties.diagnosis.caches.parted import parted_cause
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
 _LEAST = 1e-6  # a weight below is that of a hidden key
@@ -111,6 +112,8 @@ def _differs(
     begins = f"chunk {number + 1}, behind {step.start} cached token{'s' * (step.start != 1)}"
     if got.query.shape[:-2] != expected.query.shape[:-2]:
         return None
+    if got.key.shape[-1] != expected.key.shape[-1]:
+        return _of_other_width(begins, got, expected, step)
     if told := head_cause(begins, got, expected, end):
         return told
     queries = rows_of(got.query, expected.query)
@@ -119,7 +122,12 @@ def _differs(
     new, past = keys[-step.size :], keys[: many - step.size]
     wanted = list(range(step.start, end))
     if values[-step.size :] != wanted and new != wanted and queries != wanted:
-        return _positions(runs, "embeddings", layer) or _left_out(runs, sizes) or _other_input(begins, layer)
+        return (
+            _positions(runs, "embeddings", layer)
+            or _left_out(runs, sizes)
+            or parted_cause(runs, sizes)
+            or _other_input(begins, layer)
+        )
     if queries != wanted or new != wanted:
         turned = "queries and keys" if queries != wanted and new != wanted else "queries" if new == wanted else "keys"
         return _positions(runs, turned, layer)
@@ -133,6 +141,28 @@ def _differs(
     if past != known:
         return _past_keys(runs, begins, steps, number, layer, past, known, values)
     return _weights(begins, got, expected, step)
+
+
+def _of_other_width(begins: str, got: Attended, expected: Attended, step: Step) -> str | None:
+    """Compare the weights alone, where queries and keys have another width with the cache (maps that are absorbed)."""
+    end, many = step.start + step.size, got.weights.shape[-1]
+    if got.weights.shape[:-2] != expected.weights.shape[:-2] or many > end:
+        return None
+    right = expected.weights[..., step.start : end, end - many : end]
+    if _agree(got.weights, right):
+        return None
+    seen = (right > _LEAST) & (got.weights > _LEAST)
+    if not torch.equal(seen, right > _LEAST):
+        return None
+    logs = [torch.where(seen, w.double().clamp(min=1e-30).log(), 0.0) for w in (got.weights, right)]
+    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    one, two = (torch.where(seen, x - x.sum(-1, keepdim=True) / count, 0.0) for x in logs)
+    factor = float((one * two).sum() / two.square().sum().clamp(min=1e-30))
+    widths = f"{got.key.shape[-1]} channels with the cache and {expected.key.shape[-1]} without"
+    told = f"in {begins}, queries and keys have {widths}, and "
+    if float((one - factor * two).abs().max()) < 1e-3 * max(1.0, float(two.abs().max())):
+        return f"{told}the scores are {factor:.4g} times those of the whole run: another scale"
+    return f"{told}the weights are not those of the whole run"
 
 
 def _past_keys(

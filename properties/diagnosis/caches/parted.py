@@ -1,0 +1,77 @@
+"""The part of a model behind which a cached run parts from the whole one: what it is given agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
+
+Calls = list[tuple[str, Tensor, Tensor]]
+"""Of every call of a part: its name, its first input and its output, `[B, T, D]` each."""
+
+
+def parted_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
+    """Name the innermost part that gives the new tokens of a chunk something else than in the whole run.
+
+    Args:
+        runs: of the subject.
+        sizes: of the chunks.
+    """
+    x = runs.tokens(BATCH, sum(sizes))
+    whole, model = runs.clean(), runs.clean()
+    if not isinstance(whole.module, nn.Module) or runs.source is not None:
+        return None
+    usual = _calls(whole.module, lambda: runs.call(whole, x), sum(sizes))
+    cached = _calls(model.module, lambda: runs.cached(x, sizes, on=model), 0)
+    start, at = 0, 0
+    for number, size in enumerate(sizes):
+        own = cached[at : at + len(usual)]
+        if [name for name, _, _ in own] != [name for name, _, _ in usual]:
+            return None  # parts are called otherwise with a cache: that is told elsewhere
+        for (name, given, made), (_, all_given, all_made) in zip(own, usual, strict=True):
+            if given.shape[1] != size or made.shape[1] != size:
+                continue
+            end = start + size
+            if _agree(given, all_given[:, start:end]) and not _agree(made, all_made[:, start:end]):
+                kind = type(dict(whole.module.named_modules())[name]).__name__
+                behind = f"chunk {number + 1}, behind {start} cached token{'s' * (start != 1)}"
+                return (
+                    f"in {behind}, {name or 'the model'} ({kind}) is given what it is given in the whole run and gives "
+                    "something else for the new tokens: what it keeps of those before, or how it goes on from it, is "
+                    "wrong"
+                )
+        start, at = start + size, at + len(usual)
+    return None
+
+
+def _calls(module: nn.Module, run: Callable[[], object], length: int) -> Calls:
+    """Return the calls of the parts of a model, the innermost first."""
+    found: Calls = []
+
+    def note(name: str) -> Callable[..., None]:
+        def keep(_: nn.Module, args: tuple[object, ...], output: object) -> None:
+            made = output[0] if isinstance(output, tuple) and output else output
+            given = next((a for a in args if isinstance(a, Tensor)), None)
+            if not isinstance(made, Tensor) or given is None or made.ndim != 3 or given.ndim != 3:
+                return
+            if made.is_floating_point() and (not length or made.shape[1] == given.shape[1] == length):
+                found.append((name, given.detach().clone(), made.detach().clone()))
+
+        return keep
+
+    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _agree(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and float((one - two).abs().max()) <= 1e-4 * max(size_of(two), 1e-6)
