@@ -70,10 +70,35 @@ def masking_follows_bert(case: Case) -> None:
            cause=lambda: _fates(shares, total))  # fmt: skip
     _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack,
            cause=lambda: _fates(shares, total))  # fmt: skip
+    _any_may_stand_in(case, inputs[changed], ordinary, specials)
     _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
     case.witness()
+
+
+def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: list[int]) -> None:
+    """Require that every ordinary token stands in for others: of 25 that are due none is there in one run of e^25."""
+    if len(drawn) < 25 * (len(ordinary) + len(specials)):
+        return
+    missing = ordinary[~torch.isin(ordinary, drawn)].tolist()
+    shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+    last = ordinary[len(ordinary) - len(missing) :].tolist()
+    of_special = sorted(set(specials) & set(drawn.tolist()))
+    case.equal(
+        missing,
+        [],
+        f"{len(missing)} of {len(ordinary)} ordinary tokens never stand in for another one",
+        got=f"never {shown} among {len(drawn)} replacements",
+        expected="each of them, as often as any other",
+        cause=lambda: (
+            f"the last {len(missing)} ids are never drawn"
+            + (f", and special ones ({', '.join(map(str, of_special))}) are" if of_special else "")
+            + ": a number is drawn below the count of ordinary ids and taken for an id itself"
+            if missing == last
+            else None
+        ),
+    )
 
 
 def _rows_are_drawn_apart(case: Case, chosen: Tensor, special: Tensor, probability: float) -> None:
