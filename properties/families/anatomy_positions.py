@@ -327,6 +327,13 @@ def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: flo
         guess = table()
         if float((guess - guess[:1] - steps).abs().amax()) < 1e3 * limit:
             return f"the table is that of the formula with {words} {_MEANT}"
+    right = next(
+        (n for n in range(len(steps), 3, -1) if sinusoid_misfit(steps[:n], width, base, layout) < 1e3 * limit), 0
+    )
+    if right:
+        anew = float((steps[right:] - steps[: len(steps) - right]).abs().amax()) < 1e3 * limit
+        how = "begins anew" if anew else "is another one"
+        return f"the table is right up to position {right - 1}, and {how} from position {right} on"
     return f"it is no known variant of the table {_MEANT}"
 
 

@@ -23,6 +23,8 @@ def scores_pass_a_softmax(case: Case, flowing: Flow) -> None:
     if case.subject.fact("structure") == "other":
         return
     odd = signed(flowing.seen, flowing.length)
+    if any(decays(flowing.seen, one) for one in odd):
+        return
     count = case.apply(signed_weights, flowing.seen, flowing.length)
     if not odd:
         return
@@ -46,6 +48,17 @@ def signed_weights(seen: Traced, length: int) -> Tensor:
 def signed(seen: Traced, length: int) -> list[Product]:
     """Return the products whose left factor, `[..., T, T]`, has both signs and is another for each sample."""
     return [p for p in seen.products if _mixes(p, length) and _is_signed(p.left, seen.batch)]
+
+
+def decays(seen: Traced, weights: Product) -> bool:
+    """Whether numbers are products of queries and keys times something that falls with their distance (retention)."""
+    for scores in (p for p in seen.products if p.when < weights.when and p.output.numel() == weights.left.numel()):
+        share = weights.left.double() / scores.output.reshape(weights.left.shape).double()
+        near, far = (share.diagonal(-d, -2, -1) for d in (0, 1))
+        steady = all(bool((x - x.mean()).abs().amax() < 1e-4 * x.abs().mean()) for x in (near[0], far[0]))
+        if steady and bool((far.abs().mean() < 0.9999 * near.abs().mean()).all()):
+            return True
+    return False
 
 
 def _mixes(product: Product, length: int) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from veriformer.properties.engine.case import Case
 
@@ -24,14 +25,19 @@ def tables_start_alike(case: Case, module: nn.Module, usual: float, deviations: 
     for name, part in module.named_modules():
         if not isinstance(part, nn.Embedding):
             continue
-        rows = part.weight.detach().double()
-        rows = rows[rows.any(1)]  # a padding row of zeros
-        share = rows.square().mean().sqrt() / usual
-        slack = deviations / math.sqrt(2 * max(rows.numel(), 1)) + 0.1  # and what the matrices themselves err by
+        root = case.apply(root_mean_square, part.weight)
+        slack = deviations / math.sqrt(2 * part.weight.numel()) + 0.1  # and what the matrices themselves err by
+        near = ((root / (usual * factor) - 1).abs() <= slack for factor in _FACTORS)
         case.require(
-            min(abs(float(share) / factor - 1) for factor in _FACTORS) <= slack,
-            f"{name}.weight starts {float(share):.3g} times as large as the matrices of the layers",
-            got=f"a deviation of {float(rows.square().mean().sqrt()):.3g}",
+            torch.stack([*near]).any(),
+            f"{name}.weight starts {float(root) / usual:.3g} times as large as the matrices of the layers",
+            got=f"a deviation of {float(root):.3g}",
             expected=f"{usual:.3g}, or half of it",
             cause=lambda name=name: f"{name}.weight is left out where the weights are initialised",  # type: ignore[misc]
         )
+
+
+def root_mean_square(table: Tensor) -> Tensor:
+    """Return the root of the mean square of a table, without rows of zeros, which are those of padding."""
+    rows = table.detach().double()
+    return rows[rows.any(1)].square().mean().sqrt()

@@ -79,7 +79,8 @@ def masking_follows_bert(case: Case) -> None:
 
 def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: list[int]) -> None:
     """Require that every ordinary token stands in for others: of 25 that are due none is there in one run of e^25."""
-    if len(drawn) < 25 * (len(ordinary) + len(specials)):
+    known = len(ordinary) + len(specials)
+    if len(drawn) < 25 * known or bool((drawn >= known).any()):  # ids beyond: it has a vocabulary of its own
         return
     missing = ordinary[~torch.isin(ordinary, drawn)].tolist()
     shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")

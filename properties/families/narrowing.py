@@ -63,7 +63,7 @@ class CountingWatch(SeeingWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_half = isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16)
-        if self.seen or not is_half:
+        if self.seen or not is_half or result.numel() <= 257:
             return result
         counts = result if result.ndim < 2 or result.shape[-1] > 257 else result[..., 0]
         if max(counts.shape, default=0) == counts.numel() > 257:  # one axis alone

@@ -90,8 +90,8 @@ def parameters_are_as_many_as_the_formula_says(case: Case) -> None:
 def _none_is_biased(case: Case, built: Built, module: nn.Module) -> None:
     """Require that no linear map inside the layers has a bias, which are declared to have none."""
     inside = {id(part) for layers in layer_lists(module, built.config) for layer in layers for part in layer.modules()}
-    maps = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear) and id(m) in inside]
-    biased = [name for name, part in maps if part.bias is not None]
+    maps = [name for name, m in module.named_modules() if isinstance(m, nn.Linear) and id(m) in inside]
+    biased: list[str] = case.apply(biased_among, module, maps)
     case.equal(
         biased,
         [],
@@ -101,6 +101,11 @@ def _none_is_biased(case: Case, built: Built, module: nn.Module) -> None:
         cause=lambda: f"{biased[0]} has a bias",
         asks=("bias", True),
     )
+
+
+def biased_among(module: nn.Module, names: list[str]) -> list[str]:
+    """Return which of the linear maps of these names have a bias."""
+    return [name for name in names if module.get_submodule(name).bias is not None]
 
 
 def _count_cause(case: Case, built: Built, difference: int, components: list[Component]) -> str | None:

@@ -152,13 +152,17 @@ def _supports(tokens: Callable[[Tensor], Tensor], image: Tensor) -> list[tuple[i
 
 
 def is_of_one_patch(gradient: Tensor) -> Tensor:
-    """Return whether the pixels that a token depends on are one rectangle, smaller than the image.
+    """Return whether the pixels that a token depends on are one rectangle, smaller than the image, in every channel.
+
+    A token may be made of some channels alone.
 
     Args:
         gradient: of the token in the pixels, `[C, H, W]`.
     """
-    seen = (gradient != 0).any(0)
-    return (area_of(gradient) == seen.sum()) & (area_of(gradient) < seen.numel())
+    channels = gradient != 0
+    seen = channels.any(0)
+    alike = (channels[channels.flatten(1).any(1)] == seen).all()
+    return (area_of(gradient) == seen.sum()) & (area_of(gradient) < seen.numel()) & alike
 
 
 def area_of(gradient: Tensor) -> Tensor:
@@ -170,7 +174,8 @@ def area_of(gradient: Tensor) -> Tensor:
 
 def _odd(gradient: Tensor, pixels: int) -> str:
     return (
-        spread_of(gradient)
+        _by_channel(gradient)
+        or spread_of(gradient)
         or left_out_of(gradient, pixels)
         or exchanged_of(gradient)
         or strip_of(gradient, pixels)
@@ -191,6 +196,18 @@ def spread_of(gradient: Tensor) -> str | None:
     return (
         f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
         "a patch are exchanged where the image is reshaped"
+    )
+
+
+def _by_channel(gradient: Tensor) -> str | None:
+    """Say that a token takes other pixels of one channel than of another."""
+    counts = (gradient != 0).flatten(1).sum(1).tolist()
+    if len(set(counts)) == 1 or not all(counts):
+        return None
+    told = ", ".join(map(str, counts))
+    return (
+        f"a token takes {told} pixels of the channels, other ones of each: axes of the grid, of a patch and of the "
+        "channels are not in the order [rows of patches, columns of patches, channel, row, column] before the reshape"
     )
 
 

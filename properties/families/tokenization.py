@@ -38,6 +38,8 @@ LONGEST = 12
 
 SAMPLES = (
     "plain words, 123 and (signs)",
+    "snake_case __init__ x_1",
+    "".join(map(chr, range(32, 127))),
     "  leading, trailing  ",
     "tab\tnewline\nreturn\r\n",
     "naïve Ångström ß ½",

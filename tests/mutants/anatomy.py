@@ -234,7 +234,7 @@ def head_mask() -> Subject:
     "anatomy-window",
     "The windows of a stack are one wider than declared",
     killed_by=("anatomy.mask",),
-    cause="queries see the last 10 keys alone",
+    cause="queries see the last 10 keys, where 9 are declared",
     citation="huggingface/transformers#29623",
 )
 def wide_window() -> Subject:

@@ -196,7 +196,7 @@ def distances_are_cut() -> Subject:
     "anatomy-far-sinusoids",
     "The sinusoidal table of a model has 200 rows, and begins anew behind them",
     killed_by=("anatomy.positions",),
-    cause=_BEGINS,
+    cause="right up to position|it begins with sequences of",
 )
 def table_begins_anew() -> Subject:
     class Short(SinusoidalPositions):
