@@ -113,6 +113,11 @@ def draws_cause(counts: Tensor, said: Tensor) -> str | None:
     """Name the rule by which tokens are drawn, where it is one that is known."""
     if int((counts > 0).sum()) == 1:
         return "all samples of a batch get one and the same draw"
+    if outside := int(counts[said <= 0].sum()):
+        return (
+            f"{outside} of {int(counts.sum())} draws are of tokens whose returned probability is 0: tokens are drawn "
+            "before the distribution is cut (top k, top p), or from another one than is returned"
+        )
     among = said > 0
     rules: list[tuple[str, Callable[[], Tensor]]] = [
         ("every token is as likely as any other", lambda: torch.ones_like(said)),

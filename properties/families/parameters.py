@@ -143,6 +143,11 @@ def nothing_is_left_behind(case: Case) -> None:
             "it is neither saved, moved nor trained",
             got="a plain attribute",
             expected="a registered module, parameter or buffer",
+            cause=lambda: (
+                f"{hidden[0]} stands in a plain list or dict: ParameterList, ModuleList, ModuleDict register"
+                if "[" in hidden[0]
+                else None
+            ),
         )
     before = case.call(built, *tensors, *inputs.extras).detach().clone()
     twins: list[tuple[str, nn.Module]] = []

@@ -38,6 +38,11 @@ def wrong_falls(
             "progress is (step - warmup) / total, where it is divided by the steps behind the warm-up, total - warmup",
             lambda s: floor + span * at((s - warmup) / total),
         ),
+        (
+            "progress is (step - warmup) / total, where it is divided by the steps behind the warm-up, total - warmup: "
+            "the floor is never reached",
+            lambda s: floor + span * at((min(s, total) - warmup) / total),
+        ),
         ("the rate falls to 0 and not to the floor", lambda s: peak * right(s)),
         ("the rate falls towards 0 and is cut off at the floor", lambda s: max(floor, peak * right(s))),
         ("the floor is added to a rate that falls from the whole peak", lambda s: floor + peak * right(s)),
