@@ -386,5 +386,5 @@ def _noting(module: nn.Module, raw: list[Any]) -> Iterator[None]:
 def not_reached(module: nn.Module, total: Tensor) -> list[str]:
     """Return the names of the parameters that a number does not depend on."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True, retain_graph=True)
     return [name for (name, _), g in zip(named, gradients, strict=True) if g is None]
