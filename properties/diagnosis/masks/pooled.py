@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.causes.tracing.lines import Step, Trace
 from veriformer.properties.diagnosis.masks.masked import Masked
 
 _LENGTH, _REAL = 6, 4  # fewer than there are channels
@@ -35,11 +36,13 @@ def _read_out(masked: Masked, side: str) -> str | None:
 
     hooks = [part.register_forward_hook(note) for part in built.module.modules() if part is not built.module]
     try:
-        given = masked(x, masked.padded(x, counts, side), built)
+        with Trace() as trace:
+            given = masked(x, masked.padded(x, counts, side), built)
     finally:
         for hook in hooks:
             hook.remove()
-    for states in reversed(every):
+    picked = [(one, step.outputs[0]) for step in trace.steps for one in step.inputs if _is_picked(one, step, x.shape)]
+    for states, given in [*reversed(picked), *((states, given) for states in reversed(every))]:
         if states.shape[-1] != given.shape[-1]:
             continue
         same = ((states - given[:, None]).abs().amax(-1) <= masked.limit(given)).nonzero().tolist()
@@ -53,11 +56,19 @@ def _read_out(masked: Masked, side: str) -> str | None:
         rule = "number of real ones - 1" if taken == [n - 1 for n in counts] else "last place of the padded sequence"
         is_rule = taken in ([n - 1 for n in counts], [_LENGTH - 1] * len(counts))
         how = f", the {rule}" if is_rule else ""
+        if taken == [n + 1 for n in last]:
+            how = ", one behind the last real one"
         return (
             f"padded on the {side} to {_LENGTH}, samples of {counts} real positions are read at {taken}{how}: "
             f"their last real ones are {last}"
         )
     return None
+
+
+def _is_picked(states: Tensor, step: Step, shape: torch.Size) -> bool:
+    """Whether an operation takes one position of each sample, `[B, D]`, from states `[B, T, D]`."""
+    rows = step.outputs[0]
+    return states.ndim == 3 and states.shape[:2] == shape[:2] and rows.shape == (states.shape[0], states.shape[2])
 
 
 def _looked_up(masked: Masked) -> str | None:
