@@ -11,6 +11,7 @@ from torch import Tensor
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.causes.asking import measured_once
 from veriformer.properties.causes.tracing.lines import Step, Trace, told
+from veriformer.properties.diagnosis.unsteady import READS
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
@@ -46,10 +47,14 @@ def _said(steps: list[Step], dtype: torch.dtype) -> str | None:
     at = next(made, None)
     if at is None or not (where := told(steps[at])):
         return None
+    if steps[at].name in _UNWRITTEN:
+        return READS
     name, step = str(dtype).removeprefix("torch."), steps[at]
     before = [s for s in steps[:at] if _has(s.outputs, _infinite) and not _has(s.inputs, _infinite)]
     if _has(step.inputs, _infinite) and before:
         one = before[-1]
+        if one.name in _UNWRITTEN:
+            return READS
         zero = any(bool((x == 0).any()) for x in one.inputs)
         zeros = "a zero (an eps that is too small is 0 there, too)" if dtype in _HALVES else "a zero"
         given = zeros if zero and one.name in _OF_ZERO else f"numbers up to {_largest(one.inputs):.3g}"
@@ -59,6 +64,7 @@ def _said(steps: list[Step], dtype: torch.dtype) -> str | None:
     return f"in {name} the first NaN is given by `{step.name}` at {where}, for numbers up to {most:.3g}"
 
 
+_UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided")
 _HALVES = (torch.float16, torch.bfloat16)
 _OF_ZERO = ("rsqrt", "reciprocal", "div", "__truediv__", "true_divide", "log", "pow", "__pow__", "__rtruediv__")
 
