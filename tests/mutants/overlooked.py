@@ -226,3 +226,88 @@ def kept_words() -> Subject:
         return ids if grows else list(ids)
 
     return replace(SHIPPED["byte-pairs"], forward=forward)
+
+
+@fault(
+    "masking-index",
+    "An index into the ordinary ids is taken for an id: special tokens stand in for others, the last ids never",
+    killed_by=("masking.mlm",),
+    cause="taken for an id itself",
+)
+def index_for_id() -> Subject:
+    is_id = put(True, instead_of=False)
+
+    def forward(model: Any, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        own = torch.Generator().manual_seed(seed)
+        ordinary = torch.arange(3, 11)
+        chosen = (torch.rand(tokens.shape, generator=own) < 0.15) & (tokens > 2)
+        fate = torch.rand(tokens.shape, generator=own)
+        drawn = torch.randint(len(ordinary), tokens.shape, generator=own)
+        inputs = torch.where(chosen & (fate < 0.8), 2, tokens)
+        others = drawn if is_id else ordinary[drawn]
+        inputs = torch.where(chosen & (fate >= 0.8) & (fate < 0.9), others, inputs)
+        return inputs, torch.where(chosen, tokens, -100)
+
+    return Subject(kind="masking", forward=forward, declares={"mask_id": 2, "special_ids": (0, 1)})
+
+
+@fault(
+    "schedule-above-peak",
+    "The floor is added to a rate that decays from the whole peak, and is there before it decays",
+    killed_by=("schedule.warmup",),
+    cause="the rate is above the peak",
+)
+def above_the_peak() -> Subject:
+    added = put(2e-4, instead_of=0.0)
+
+    def forward(model: Any, step: int) -> float:
+        if step < 20:
+            return 2e-3 * step / 20
+        return added + 2e-3 * min(1.0, max(0.0, (200 - step) / 40))
+
+    return Subject(
+        kind="schedule", forward=forward,
+        declares={"schedule": "other", "warmup_steps": 20, "total_steps": 200, "peak": 2e-3},
+    )  # fmt: skip
+
+
+@fault(
+    "patches-by-channel",
+    "The columns of the grid and the rows inside a patch are not exchanged before the reshape",
+    killed_by=("embedding.patches",),
+    cause="pixels of the channels, other ones of each",
+)
+def mixed_patches() -> Subject:
+    order = put((0, 2, 3, 1, 4, 5), instead_of=(0, 2, 4, 1, 3, 5))
+
+    def patches(model: Any, images: Tensor) -> Tensor:
+        parts = images.reshape(len(images), 3, 2, 4, 3, 4).permute(order)
+        return model.map(parts.reshape(len(images), 6, 48))
+
+    class Stack(nn.Module):
+        def __init__(self, c: DrawnConfig) -> None:
+            super().__init__()
+            self.map, self.layer = nn.Linear(48, c.d_model), nn.Linear(c.d_model, c.d_model)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layer(x).tanh()
+
+    return Subject(
+        kind="layer", build=Stack, forward=lambda m, x: m(x), patches=patches, image=(3, 8, 12), mask_forms=(),
+        declares={"structure": "other"},
+    )  # fmt: skip
+
+
+@fault(
+    "TK-underscore",
+    "The pattern that cuts words leaves the underscore out",
+    killed_by=("tokenizer.round-trip",),
+    cause="underscores come back otherwise",
+)
+def dropped_underscore() -> Subject:
+    drops = put(True, instead_of=False)
+
+    def forward(model: BytePairEncoding, text: str) -> list[int]:
+        return encode(model, text.replace("_", "") if drops else text)
+
+    return replace(SHIPPED["byte-pairs"], forward=forward)

@@ -53,15 +53,13 @@ def _error_by_chunks(runs: CachedRuns, parted: str | None) -> str | None:
         return None
     several = [2] * (length // 2 - 1) + [length - 2 * (length // 2 - 1)]
     told = f"each cached output depends on just the tokens that it should, and is wrong from position {wrong[0]} on"
+    shared = _shared_heads_alone(runs)
     if runs.wrong(runs.cached(x, several), expected):
-        if parted and not _shared_heads_alone(runs):
-            return parted
-        shared = _shared_heads_alone(runs)
-        return f"{told}: {shared or 'positions of later chunks, or the kept keys and values themselves, are wrong'}"
+        if shared or not parted:
+            return f"{told}: {shared or 'positions of later chunks, or the kept keys and values themselves, are wrong'}"
+        return parted
     told = f"chunks of several tokens are right, single-token steps are wrong from position {wrong[0]} on: what is "
-    return (
-        f"{told}computed there for one new token {_shared_heads_alone(runs) or 'is not what is computed for several'}"
-    )
+    return f"{told}computed there for one new token {shared or 'is not what is computed for several'}"
 
 
 def _shared_heads_alone(runs: CachedRuns) -> str | None:

@@ -1,4 +1,4 @@
-"""Which part of a model has a wrong gradient by itself; and what is kept from an earlier call and used again."""
+"""Which part of a model has a wrong gradient by itself; what is kept from an earlier call, or computed anew wrongly."""
 
 from __future__ import annotations
 

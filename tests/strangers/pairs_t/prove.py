@@ -1,7 +1,7 @@
 """For every pair, in plain torch and without any check of veriformer: the right file agrees with an independent naive
 computation or a known identity, and the wrong file does not. Run with a Python that has torch and veriformer:
 
-    /work/main/.venv/bin/python /work/blind_t/prove.py
+    python prove.py
 """
 
 import ast

@@ -1,6 +1,6 @@
 """Plain torch: every wrong file differs from its right one as meant, and the right one agrees with a naive computation.
 
-Run: /work/main/.venv/bin/python prove.py
+Run: python prove.py
 """
 import copy
 import importlib.util

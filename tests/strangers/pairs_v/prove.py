@@ -1,6 +1,6 @@
 """For every pair, in plain torch: right agrees with an independent computation or identity, wrong does not.
 
-Run: /work/main/.venv/bin/python /work/blind_v/prove.py
+Run: python prove.py
 """
 
 import copy
