@@ -85,22 +85,22 @@ def _has_no_peak(subject: Subject) -> str | None:
     return needs_fact("schedule", "noam")(subject) or needs_fact("warmup_steps")(subject)
 
 
-def _reaches_its_peak(case: Case, built: Built) -> None:
-    """Hold the highest rate of a schedule of one's own to the declared peak, and all of them to 0."""
+def _stays_below_its_peak(case: Case, built: Built) -> None:
+    """Hold the rates of a schedule of one's own, at some steps and around the end of its warm-up, to 0 and the peak."""
     peak, total = float(case.subject.fact("peak")), int(case.subject.fact("total_steps"))
-    steps = sorted({*range(0, total + 1, max(1, total // _MOST_STEPS)), total, case.integer("step", 0, total)})
+    warmup = int(case.subject.fact("warmup_steps", 0))
+    around = {0, max(warmup - 1, 0), warmup, warmup + 1, total, case.integer("step", 0, total)}
+    steps = sorted(around | {*range(0, total + 1, max(1, total // _PLACES))})
     rates = torch.tensor([_rate(case, built, step) for step in steps], dtype=torch.float64)
-    at = int(rates.argmax())
     case.require(
         rates.isfinite().all() & (rates.min() >= 0), "a rate is negative, NaN or infinite", got=f"{rates.min():.4g}"
     )
-    apart = (rates.max() / peak - 1).abs()
     case.require(
-        apart <= (_BOUND if total <= _MOST_STEPS else 0.05),
-        f"the highest rate, at step {steps[at]} of {total}, is not the declared peak",
+        rates.max() <= peak * (1 + _BOUND),
+        f"the rate at step {steps[int(rates.argmax())]} of {total} is above the declared peak",
         got=f"{rates.max():.6g}",
-        expected=f"{peak:.6g}",
-        error=apart,
+        expected=f"{peak:.6g} at most",
+        error=rates.max() / peak - 1,
         tolerance=_BOUND,
         cause=lambda: _jump(rates, steps, peak),
     )
@@ -119,13 +119,13 @@ def _jump(rates: Tensor, steps: list[int], peak: float) -> str | None:
     )
 
 
-_MOST_STEPS = 1000
+_PLACES = 16
 
 
 @holds(
     "schedule.warmup",
     statement="The rate is d_model^-0.5 min(step^-0.5, step warmup^-1.5), highest at the end of the warm-up; of "
-    "another schedule the highest rate is the declared peak.",
+    "another schedule no rate is above the declared peak.",
     formula="r(s) = d^-0.5 min(s^-0.5, s w^-1.5), s >= 1; peak at s = w; finite and positive at s = 0 and 1",
     source="Vaswani et al. 2017, 5.3; documented bugs OP01, OP02.",
     kinds=_KIND,
@@ -140,7 +140,7 @@ def the_noam_rate_rises_and_falls(case: Case) -> None:
     """
     built = case.built(dtype=torch.float32)
     if case.subject.fact("schedule") == "other":
-        _reaches_its_peak(case, built)
+        _stays_below_its_peak(case, built)
         return
     warmup = int(case.subject.fact("warmup_steps"))
     peak = max(warmup, 1)
