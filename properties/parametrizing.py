@@ -86,6 +86,7 @@ def judged_with_requirements(judge: Judge, prop: Property, known: Deviations | N
     part = SubjectReport(subject.name, subject.kind, subject.target, results=[judge.judge(p) for p in needed])
     part.results += [Result(i, "core", outcome) for i, outcome in judge.known.items() if i in prop.requires]
     part.results.append(result := judge.judge(prop))
+    judge.explain([result], [prop])
     settings = judge.settings
     report = Report([part], settings.seed, settings.profile, settings.device)
     apply_deviations(report, known or read_deviations(None))

@@ -241,14 +241,16 @@ class Answers:
     ) -> dict[str, Any]:
         """Put faults into a subject, to be noticed by these properties; and tell which paths were never walked.
 
-        Of its failures and questions, `troubled`, found by several workers, those failures are given back that turn
-        out to be questions.
+        Of its failures and questions, `troubled`, found by several workers, those are given back that turn out to be
+        questions, or that one change of its code explains.
         """
         judge = self._judge(target)
         results = [result_of(record) for record in troubled]
+        judged = [catalogue()[r.id] for r in results]
         with at_home(target, self._base):
+            again = [*judge.reconsider_all(results, judged), *judge.explain(results, judged)]
             return {
-                "reconsidered": plain(judge.reconsider_all(results, [catalogue()[r.id] for r in results])),
+                "reconsidered": plain(list({r.id: r for r in again}.values())),
                 "power": judge.prove_power([catalogue()[p] for p in props]),
                 "never_walked": judge.never_walked(walked),
                 "anatomy": plain(judge.anatomy()),

@@ -6,7 +6,10 @@ Rotations keep the norms of tokens: one factor explains the norms of all tokens 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
 
+import torch
 from torch import Tensor
 
 from veriformer.properties.anatomy.traced import Traced, Value
@@ -86,16 +89,26 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
     norms = part.norm(dim=-1).flatten()
     if not float(norms.min()) > 0 or float(norms.std() / norms.mean()) < 1e-3:
         return None  # of one norm: normalised, or nothing to tell by
-    for value in reversed(seen.values[:before]):
-        if value.name not in LINEAR:
+    table = _table(seen, length, width)
+    if table is None:
+        return None
+    most = seen.limit * float(norms.max())
+    products, whole = table.sizes @ norms, float(norms.square().sum())
+    left = whole - products.square() / table.squares  # the sum of squared errors, to which the largest is one
+    near = (left <= len(norms) * most**2 + 1e-10 * whole).nonzero().flatten().tolist()
+    for owner, rows in groupby(near, key=table.owners.__getitem__):
+        number, parts = table.parts[owner]
+        if number >= before:
             continue
-        for parts in _parts(seen, value, length, width):
-            factors = (parts.sizes @ norms) / parts.sizes.square().sum(-1).clamp(min=1e-300)
-            errors = (norms - factors[:, None] * parts.sizes).abs().amax(-1)
-            best = int(errors.argmin())
-            if float(errors[best]) <= seen.limit * float(norms.max()) and _is_of_map(seen, value, parts.tokens):
-                source, start = parts.part(best, width)
-                return Head(source, float(factors[best]), value.when, value.place, start, parts.step)
+        factor, error, row = min(
+            ((factor, float((norms - factor * table.sizes[row]).abs().max()), row)
+             for row in rows for factor in [float(products[row] / table.squares[row])]),
+            key=itemgetter(1),
+        )  # fmt: skip
+        value = seen.values[number]
+        if error <= most and _is_of_map(seen, value, parts.tokens):
+            source, start = parts.part(row - table.firsts[owner], width)
+            return Head(source, factor, value.when, value.place, start, parts.step)
     return None
 
 
@@ -124,11 +137,44 @@ def _is_of_map(seen: Traced, value: Value, tokens: Tensor) -> bool:
     return False
 
 
-def _parts(seen: Traced, value: Value, length: int, width: int) -> list[Parts]:
-    known: list[Parts] = seen.once(
-        ("parts", value.when, length, width), lambda: parts_of(value.output.double(), seen.batch, length, width)
-    )
+@dataclass
+class _Table:
+    """All parts of all that linear maps gave, the last one first.
+
+    Attributes:
+        parts: each with the number of its value.
+        firsts: row at which those of each begin.
+        owners: of each row, which of `parts` it is of.
+        sizes: `[N, B T]`: norms of the tokens of each.
+        squares: `[N]`: their sums of squares.
+    """
+
+    parts: list[tuple[int, Parts]]
+    firsts: list[int]
+    owners: list[int]
+    sizes: Tensor
+    squares: Tensor
+
+
+def _table(seen: Traced, length: int, width: int) -> _Table | None:
+    known: _Table | None = seen.once(("parts", length, width), lambda: _tabled(seen, length, width))
     return known
+
+
+def _tabled(seen: Traced, length: int, width: int) -> _Table | None:
+    parts = [
+        (number, part)
+        for number, value in reversed(list(enumerate(seen.values)))
+        if value.name in LINEAR
+        for part in parts_of(value.output.double(), seen.batch, length, width)
+    ]
+    if not parts:
+        return None
+    counts = [len(part.sizes) for _, part in parts]
+    owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
+    sizes = torch.cat([part.sizes for _, part in parts])
+    firsts = [0, *accumulate(counts)][:-1]
+    return _Table(parts, firsts, owners, sizes, sizes.square().sum(-1).clamp(min=1e-300))
 
 
 def parts_of(output: Tensor, batch: int, length: int, width: int) -> list[Parts]:

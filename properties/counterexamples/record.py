@@ -47,6 +47,13 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     return found
 
 
+def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: str) -> None:
+    """Put what explains a failure before what was said of it, and write its script anew."""
+    found.cause = "; ".join(part for part in (cause, found.cause) if part)
+    if found.script:
+        found.script = _written(prop, bench, found) or found.script
+
+
 _ONE_SCREEN = 60  # lines
 
 

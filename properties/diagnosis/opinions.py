@@ -28,7 +28,6 @@ from veriformer.properties.diagnosis.places.nonfinite import nonfinite_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
-from veriformer.properties.diagnosis.repairs.opinion import repair_of
 from veriformer.properties.diagnosis.unsteady import NOISY, UNSTEADY, noise_opinion, unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
@@ -61,12 +60,6 @@ _EVERY = tuple(KINDS)
 _ORDINARY = tuple(k for k in KINDS if has_ordinary_inputs(k) and k not in ("positions", "position_bias"))
 _WHOLE = ("encoder", "decoder", "encoder_decoder", "classifier")
 _FACT = re.compile(r"declare \w+=")
-_PLACE = re.compile(
-    r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
-    r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times"
-)
-"""Of what tells where, or that, something goes wrong, and not what is done there: what mends it is told besides."""
-
 _OF_ROWS = (
     "attention.attends", "batch.", "dropout.mean", "ffn.position-wise", "norm.per-token", "numerics.stateless",
     "padding.", "permutation.", "positions.", "training.",
@@ -115,12 +108,9 @@ def cause_of(prop: Property, case: Case, problem: Violation) -> str:
     told = own
     if not is_asked:
         told = _first_of(prop, case, problem, "before") or own or _first_of(prop, case, problem, "after")
-    if told and not _PLACE.search(told):
+    if told:
         return told
     with off_the_record(case):
-        mended = answer_to(lambda: repair_of(prop, case, searches=not is_asked))
-        if told or mended:
-            return "; ".join(part for part in (told, mended) if part)
         return answer_to(lambda: condition_of(prop, case)) or ""
 
 

@@ -15,26 +15,47 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.diagnosis.attention.halves import CHANNELS, HALVES, LENGTHS, level
 from veriformer.properties.diagnosis.attention.tiling import PARTS, Situation, Tiling
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.property import holds
 
 _COMPARED = {LENGTHS[0]: (0, 1), LENGTHS[1]: (0, 2, 3)}
 """Parts whose sums are long: the output and dq over keys, dk and dv over queries."""
 
 
-def sums_do_not_stick(case: Case, tiling: Tiling, work: float) -> None:
-    """Compare the output and gradients in bfloat16 and float16 where thousands of equal terms are summed.
+_WORK = 3e10
+"""Multiplications of one case."""
+
+
+@holds(
+    "attention.half-precision",
+    statement="In half precision sums over thousands of keys, or of queries, are those of a wider sum, stored once.",
+    formula="|o - softmax(q k^T * scale) v| <= u_store (|o| + sum_j |w_j v_j|), u_store of the inputs' dtype",
+    source="Higham 2002, 4.2: a sum of n equal terms in a format of p bits stops growing at 2^p of them.",
+    kinds=("attention",),
+    level="extended",
+    unless=(
+        excludes_fact("sink"),
+        excludes_fact("query_key_norm"),
+        excludes_fact("sparse"),
+        excludes_fact("prefix"),
+        excludes_fact("half_precision", False),
+        # what it hides is another sum, and a cap moves scores
+        excludes_fact("causal", True),
+        excludes_fact("window"),
+        excludes_fact("soft_cap"),
+        excludes_fact("positions", "rotary", "alibi", "t5", "relative", "other", "sinusoidal", "learned"),
+    ),
+    examples_factor=0.2,
+)
+def sums_do_not_stick(case: Case) -> None:
+    """Outputs and gradients in bfloat16 and float16 where thousands of equal terms are summed.
 
     A kernel may refuse a dtype, and may store whatever it likes in it; its sums must be wider (`stored_attention`).
-
-    Args:
-        case: of `attention.tiles`.
-        tiling: the subject, called in the dtype that was drawn.
-        work: multiplications that all this may take.
+    What is right in float32 is a question here: whoever sums in half precision may mean it for short sequences.
     """
-    fact = case.subject.fact
-    if tiling.has_weights or case.bench.settings.dtypes or fact("half_precision") is False:
-        return
-    if fact("causal") or fact("window") or fact("soft_cap"):  # what it hides is another sum, a cap moves scores
-        return
+    tiling, work, compared = Tiling(case, case.built()), _WORK, False
+    if tiling.has_weights or case.bench.settings.dtypes:
+        case.does_not_apply("its sums are not those of q, k and v alone, or one dtype was asked for")
     first = case.choice("format", HALVES)
     for name in (first, *(name for name in HALVES if name != first)):
         built = case.bench.pool.get(tiling.built.config, getattr(torch, name))
@@ -48,11 +69,16 @@ def sums_do_not_stick(case: Case, tiling: Tiling, work: float) -> None:
             with off_the_record(case):
                 work -= tiling.foreseen(s)
             if work < 0:
+                case.leave_out(f"{keys} keys: too many small steps")
                 return
             drawn = level(lambda *n: case.normal(*n, dtype=torch.float64), queries, keys, tiling.scale(s))
             taken |= _compare(case, built, s, tiling.scale(s), *(x.to(built.dtype) for x in drawn))
+        compared |= taken
         if taken:
-            return
+            break
+    if not compared:
+        case.does_not_apply("it takes neither bfloat16 nor float16")
+    case.witness()
 
 
 def _compare(

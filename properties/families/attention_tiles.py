@@ -11,7 +11,6 @@ from veriformer.properties.diagnosis.attention.tiling import PARTS, Judged, Situ
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.attention_halves import sums_do_not_stick
 from veriformer.properties.subject.paths import DEFAULT, Path
 
 _WORK = 3e10
@@ -40,8 +39,7 @@ def long_sequences_follow_the_definition(case: Case) -> None:
     maxima, or smaller; one key stands beyond the last full tile, or many; masks empty tiles and begin inside of one;
     there are as many queries as keys, fewer and more. What a kernel refuses by raising it is not held to. How much
     work a situation is follows from its sizes and the operations that small calls take, not from a clock; what would be
-    too much is left out, which the report says. In half precision thousands of equal terms are summed, which
-    stick in a sum of that dtype.
+    too much is left out, which the report says.
     """
     built = case.built()
     tiling = Tiling(case, built)
@@ -65,7 +63,6 @@ def long_sequences_follow_the_definition(case: Case) -> None:
             compared += 1
             _compare(case, s, judged, tiling)
         case.path = ""
-    sums_do_not_stick(case, tiling, left)
     if not compared:
         case.does_not_apply("it refuses all of these lengths, or loops over them in many small steps")
     if beyond:

@@ -20,7 +20,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.generation_beyond import BEYOND, judge_beyond, kept, longest_of
-from veriformer.properties.families.generation_draws import tokens_are_drawn
+from veriformer.properties.families.generation_draws import as_weights, tokens_are_drawn
 from veriformer.properties.families.generation_logits import generated
 from veriformer.properties.families.translation import judge_translation
 
@@ -175,7 +175,7 @@ def _texts(
             raise
         if text.shape != (2, prompt.shape[1] + more) or drawn.shape[:2] != (2, more):
             raise SubjectError("sampling did not return tokens [B, T + steps] and probabilities [B, steps, V]")
-        yield text, drawn
+        yield text, case.apply(as_weights, drawn)
 
 
 def _last(case: Case, built: Built, context: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def _of_the_batch(
     for sample, row in zip(context, logits, strict=True):
         _, drawn = case.ask("sampling", sample[None], 1, built=built, **given)
         wanted.append(_probabilities(row[None], temperature, top_k, drawn[:, 0])[0])
-        alone.append(_ordered(drawn[:, 0].detach().double(), logits.shape[-1])[0])
+        alone.append(_ordered(as_weights(drawn)[:, 0], logits.shape[-1])[0])
     right = torch.stack(wanted)
     if right.shape != got.shape or float((torch.stack(alone) - right).abs().max()) > 1e-4:
         return None

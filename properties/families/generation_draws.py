@@ -66,10 +66,16 @@ def _again(run: tuple[Tensor, Tensor]) -> Tensor:
     return run[0][0, -1]
 
 
+def as_weights(drawn: Tensor) -> Tensor:
+    """Return what tokens are drawn from, `[..., V]`, normalised or not: of logits (some are negative) the softmax."""
+    wide = drawn.detach().double()
+    return wide.softmax(-1) if bool((wide < 0).any()) else wide
+
+
 def drawn_tokens(run: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return how often each token was drawn, `[V]`, and its probability, `[V]`; None where samples differ in it."""
     text, drawn = run
-    said = drawn.detach().double()[:, 0].cpu()
+    said = as_weights(drawn)[:, 0].cpu()
     size = max(int(text.max()) + 1, said.shape[-1])
     counts = torch.bincount(text[:, -1].cpu(), minlength=size)
     is_one = said.shape[-1] == size and float((said - said[:1]).abs().max()) < 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -57,6 +58,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
             asks=None if is_affine else ("structure", "other"),
             cause=lambda seen=gradient: _odd(seen, whole // len(supports)) if is_affine else None,  # type: ignore[misc]
         )  # fmt: skip
+    _patches_are_no_strips(case, supports[0][1], whole)
     covered = torch.stack([(gradient != 0).any(0) for _, gradient in supports]).any(0)
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
         case.require(
@@ -66,6 +68,34 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
     if is_affine and len(parts[0]) <= _MANY:
         _positions_are_those_of_the_patches(case, tokens, image, supports)
     case.witness()
+
+
+def _patches_are_no_strips(case: Case, gradient: Tensor, whole: int) -> None:
+    """Ask, where a square image could be cut into as many squares, why a token has rows from side to side."""
+    side, pixels = math.isqrt(whole), int((gradient != 0).any(0).sum())
+    across, along = math.isqrt(whole // pixels), math.isqrt(pixels)
+    is_square = tuple(gradient.shape[1:]) == (side, side)
+    if not is_square or across < 2 or across * along != side or across**2 * pixels != whole:
+        return
+    case.require(
+        ~case.apply(is_strip, gradient),
+        f"a token is a strip of the image from side to side, where {across * across} squares of {along} x {along} "
+        "pixels would cover it",
+        got=f"{pixels} pixels from side to side",
+        expected=f"{along} rows and {along} columns",
+        asks=("structure", "other"),
+        cause=lambda: strip_of(gradient, pixels),
+    )
+
+
+def is_strip(gradient: Tensor) -> Tensor:
+    """Return whether a token depends on whole rows of the image, or on whole columns.
+
+    Args:
+        gradient: of the token in the pixels, `[C, H, W]`.
+    """
+    seen = (gradient != 0).any(0)
+    return seen.any(0).all() | seen.any(1).all()
 
 
 def _taken(tokens: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:

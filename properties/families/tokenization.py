@@ -20,12 +20,12 @@ from veriformer.properties.definitions.segmentation import (
     longest_pieces,
     merged_ids,
     probabilities,
-    rare_merge,
     times_more,
 )
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.tokenizer_training import training_merges_the_most_frequent
 from veriformer.properties.formulas.merging import merges_cause
 from veriformer.properties.formulas.pieces import pieces_cause
 
@@ -301,27 +301,8 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
             lambda t: _encode(case, built, t), lambda t: _segments(case, built, t), vocabulary, merges, unknown
         ),
     )  # fmt: skip
-    if case.subject.train is not None:
-        drawn = torch.randint(len(_FEW_LETTERS), (case.integer("corpus", 4, 80),), generator=case.generator)
-        corpus = "".join(_FEW_LETTERS[i] for i in drawn.tolist())
-        _judge_training(case, " ".join([*[corpus[:3]] * 5, corpus]))  # words count as often as they occur
+    training_merges_the_most_frequent(case)
     case.witness()
-
-
-def _judge_training(case: Case, corpus: str) -> None:
-    size = 262
-    trained = case.ask("train", [corpus], size)
-    model = Built(trained, case.config(), torch.float32, is_fresh=False)
-    merges = case.apply(as_pairs, case.ask("merges", built=model))
-    wrong = case.apply(rare_merge, _segments(case, model, corpus), merges)
-    number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
-    case.equal(
-        wrong,
-        (),
-        f"merge {number} of the training on {corpus!r} is not a most frequent pair"[:150],
-        got=f"{pair}, which occurs {occurs} times",
-        expected=f"a pair that occurs {most} times, as {better}",
-    )
 
 
 @holds(

@@ -16,6 +16,8 @@ from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
+from veriformer.properties.counterexamples.record import with_cause
+from veriformer.properties.diagnosis.repairs.search import Failure, repairs_of
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan, plan_of
 from veriformer.properties.judging import outcomes
@@ -25,7 +27,7 @@ from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
 from veriformer.properties.probes.probe import Seen, identify, probe, taken_apart
-from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, PASS, Result
+from veriformer.properties.results.records import FAIL, NOT_APPLICABLE, OPEN, PASS, Result
 from veriformer.properties.subject.asking import LENIENT, facts_asked_for
 from veriformer.properties.subject.raised import told
 from veriformer.properties.subject.subject import Subject
@@ -140,8 +142,9 @@ class Judge:
             ready = self._prepare()
             if self._bench is None or ready.error:
                 return outcomes.not_ready(prop, ready)
-            result = outcomes.replayed(prop, self._bench, choices)
-            return with_questions(result, prop, self._seen.facts, {})
+            result = with_questions(outcomes.replayed(prop, self._bench, choices), prop, self._seen.facts, {})
+        self.explain([result], [prop])
+        return result
 
     @property
     def probed(self) -> list[str]:
@@ -205,6 +208,23 @@ class Judge:
             if self._prepare().error or self._bench is None:
                 return []
             return [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
+
+    def explain(self, results: Sequence[Result], properties: Sequence[Property]) -> list[Result]:
+        """Let the causes of failures begin with the one change of code that mends them; return those that one does."""
+        known = {p.id: p for p in properties}
+        failures = [r for r in results if r.outcome in (FAIL, OPEN) and r.id in known and r.counterexample]
+        failures.sort(key=lambda r: r.outcome != FAIL)
+        with isolated(self.subject.module):
+            if not failures or self._prepare().error or self._bench is None or self.device_is_lost:
+                return []
+            told = repairs_of(self._bench, [
+                Failure(known[r.id], r.counterexample.choices, r.outcome != FAIL) for r in failures if r.counterexample
+            ])  # fmt: skip
+            changed = [r for r in failures if r.id in told]
+            for result in changed:
+                assert result.counterexample is not None
+                with_cause(known[result.id], self._bench, result.counterexample, told[result.id])
+        return changed
 
     def reconsider(self, prop: Property, result: Result, suggestions: Mapping[str, Any]) -> Result:
         """Return a failure as a question, if it does not occur with one of the facts that are suggested."""

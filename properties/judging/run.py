@@ -65,6 +65,7 @@ def judge_subject(
         part.probed = judge.probed
         return part
     judge.reconsider_all(part.results, properties)
+    judge.explain(part.results, properties)
     part.probed = judge.probed
     part.believed = believed(subject.declares, judge.verified)
     part.reach, part.unreached = reach_of(part.results), unreached_of(part.results)

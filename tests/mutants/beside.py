@@ -206,3 +206,20 @@ def patches_are_spread() -> Subject:
         return pixels @ torch.linspace(-1, 1, pixels.shape[-1] * 16, dtype=images.dtype).sin().view(-1, 16)
 
     return replace(of_images(8, 12), patches=patches)
+
+
+@fault(
+    "patches-strips",
+    "Rows within a patch and columns of patches are not exchanged: a token is a strip of the image, not a square",
+    killed_by=("embedding.patches",),
+    cause="of 2 rows of the image from side to side",
+)
+def patches_are_strips() -> Subject:
+    order = put((0, 2, 3, 4, 5, 1), instead_of=(0, 2, 4, 3, 5, 1))
+
+    def patches(model: nn.Module, images: Tensor) -> Tensor:
+        h, w = images.shape[-2] // 4, images.shape[-1] // 4
+        pixels = images.unflatten(3, (w, 4)).unflatten(2, (h, 4)).permute(*order).reshape(len(images), h * w, -1)
+        return pixels @ torch.linspace(-1, 1, pixels.shape[-1] * 16, dtype=images.dtype).sin().view(-1, 16)
+
+    return replace(of_images(8, 8), patches=patches)

@@ -29,7 +29,7 @@ class HalfOutput(Tiles):
 @fault(
     "HS-output",
     "What is summed of the output is kept in the dtype of the inputs from tile to tile",
-    killed_by=("attention.tiles",),
+    killed_by=("attention.half-precision",),
     cause="a sum of many terms is kept in bfloat16",
 )
 def output() -> Subject:
@@ -47,7 +47,7 @@ class HalfTotal(Tiles):
 @fault(
     "HS-total",
     "The denominator is kept in the dtype of the inputs from tile to tile",
-    killed_by=("attention.tiles",),
+    killed_by=("attention.half-precision",),
     cause="a sum of many terms is kept in",
 )
 def total() -> Subject:
@@ -65,7 +65,7 @@ class HalfValues(Tiles):
 @fault(
     "HS-backward",
     "Gradients are added up in memory of the inputs' dtype, tile by tile",
-    killed_by=("attention.tiles",),
+    killed_by=("attention.half-precision",),
     cause="a sum of many terms is kept in",
 )
 def backward() -> Subject:

@@ -38,6 +38,35 @@ def uniform_race() -> Subject:
     return replace(decoder(None), cache=None, sampling=sampling)
 
 
+@fault(
+    "sampling-batch-threshold",
+    "The logits of all samples of a batch are cut at one threshold, the least of their k-th largest",
+    killed_by=("decoding.sampling",),
+    cause="one threshold for the batch",
+)
+def one_threshold() -> Subject:
+    def least(best: Tensor) -> Tensor:
+        return best.amin()
+
+    def each(best: Tensor) -> Tensor:
+        return best.amin(-1, keepdim=True)
+
+    threshold = put(least, instead_of=each)
+
+    def sampling(model: nn.Module, tokens: Tensor, steps: int, top_k: int | None = None) -> tuple[Tensor, Tensor]:
+        drawn = []
+        for _ in range(steps):
+            logits = model(tokens)[:, -1]
+            if top_k is not None:
+                best = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values
+                logits = logits.masked_fill(logits < threshold(best), -torch.inf)
+            drawn.append(logits)
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+        return tokens, torch.stack(drawn, dim=1)  # logits: what is drawn from need not be normalised
+
+    return replace(decoder(None), cache=None, sampling=sampling)
+
+
 class _Layers(nn.Module):
     """Embeddings and a list of torch's layers."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -155,3 +156,37 @@ def never_the_longest() -> Subject:
         return best[-1][1]
 
     return replace(SHIPPED["unigram"], forward=put(forward, instead_of=encode))
+
+
+@fault(
+    "TK-stale-counts",
+    "While training, a merge takes the pairs of a word off the counts once, not as often as the word occurs",
+    killed_by=("tokenizer.bpe-merges",),
+    cause="not a most frequent pair",
+)
+def stale_counts() -> Subject:
+    def train(texts: list[str], vocab_size: int) -> BytePairEncoding:
+        words = Counter(tuple(letters(word)) for text in texts for word in split_words(text))
+        counts: Counter[tuple[str, str]] = Counter()
+        for word, times in words.items():
+            for pair in itertools.pairwise(word):
+                counts[pair] += times
+        merges: list[tuple[str, str]] = []
+        while len(merges) < vocab_size - 256 and counts:
+            best = max(counts, key=lambda pair: (counts[pair], pair))
+            if counts[best] < 1:
+                break
+            merges.append(best)
+            merged: Counter[tuple[str, ...]] = Counter()
+            for word, times in words.items():
+                pieces = merge(list(word), best, "".join(best))
+                merged[tuple(pieces)] += times
+                for pair in itertools.pairwise(word) if len(pieces) < len(word) else ():
+                    counts[pair] -= put(1, instead_of=times)
+                for pair in itertools.pairwise(pieces) if len(pieces) < len(word) else ():
+                    counts[pair] += times
+            del counts[best]
+            words = merged
+        return BytePairEncoding(merges)
+
+    return byte_pairs(train=train)

@@ -1,0 +1,51 @@
+"""Whether training merges the most frequent pair each time; part of `tokenizer.bpe-merges`."""
+
+from __future__ import annotations
+
+import torch
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.segmentation import as_pairs, listed, rare_merge
+from veriformer.properties.engine.case import Case
+
+_LETTERS = "abc"
+_SIZE = 262
+"""Of a vocabulary that is trained: some merges behind 256 bytes."""
+
+
+def training_merges_the_most_frequent(case: Case) -> None:
+    """Train on one long word beside some short ones, and on words that share pairs; nothing where it is not offered."""
+    if case.subject.train is None:
+        return
+    letters = f"{_LETTERS} "
+    drawn = torch.randint(len(letters), (case.integer("corpus", 4, 80),), generator=case.generator)
+    corpus = "".join(letters[i] for i in drawn.tolist())
+    _judge(case, " ".join([*[corpus[:3]] * 5, corpus]), _SIZE)  # words count as often as they occur
+    _judge(case, _of_frequent_words(case), _SIZE + case.integer("more", 0, 20))
+
+
+def _of_frequent_words(case: Case) -> str:
+    """Return words that share pairs, each several times: a merge takes pairs off as often as its word occurs."""
+
+    def drawn(most: int, size: int) -> list[int]:
+        numbers: list[int] = torch.randint(most, (size,), generator=case.generator).tolist()
+        return numbers
+
+    words = ["".join(_LETTERS[i] for i in drawn(len(_LETTERS), 2 + n)) for n in drawn(5, 8)]
+    return " ".join(word for word, n in zip(words, drawn(9, len(words)), strict=True) for _ in range(n + 1))
+
+
+def _judge(case: Case, corpus: str, size: int) -> None:
+    trained = case.ask("train", [corpus], size)
+    model = Built(trained, case.config(), torch.float32, is_fresh=False)
+    merges = case.apply(as_pairs, case.ask("merges", built=model))
+    words = case.apply(listed, case.ask("words", corpus, built=model))
+    wrong = case.apply(rare_merge, words, merges)
+    number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
+    case.equal(
+        wrong,
+        (),
+        f"merge {number} of the training on {corpus!r} is not a most frequent pair"[:150],
+        got=f"{pair}, which occurs {occurs} times",
+        expected=f"a pair that occurs {most} times, as {better}",
+    )
