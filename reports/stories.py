@@ -10,6 +10,8 @@ from typing import Any
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _SIZES = ("B", "T", "S")  # labels of choices that make a case large
+_MENDED = re.compile(r"one change makes it right: .*? at [^\s`]+:\d+(; or .*? at [^\s`]+:\d+)?(?=; |$)")
+"""What mends a failure: whatever it mends is one story."""
 _UNSTEADY = ("dropout.eval-deterministic", "numerics.stateless")
 """What fails where a model answers otherwise each time: first, since it explains whatever else fails of it."""
 
@@ -38,9 +40,9 @@ class Story:
 def stories(subject: Mapping[str, Any]) -> list[Story]:
     """Return the failures of a subject by their cause, the simplest first.
 
-    Failures are of one cause if the same words name it, numbers apart, or the same words and more; what was seen
-    inside the model (`anatomy.mask`) belongs to the cause that names that part. Where no cause was found, each stands
-    for itself, or belongs to the cause that it says itself.
+    Failures are of one cause if one change of code mends them; if the same words name it, numbers apart, or the same
+    words and more; what was seen inside the model (`anatomy.mask`) belongs to the cause that names that part. Where no
+    cause was found, each stands for itself, or belongs to the cause that it says itself.
 
     Args:
         subject: of a report under `veriformer-report/1`.
@@ -48,7 +50,9 @@ def stories(subject: Mapping[str, Any]) -> list[Story]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for result in subject["results"]:
         if result["outcome"] == "FAIL" and result.get("counterexample"):
-            groups.setdefault(_NUMBER.sub("#", cause_of(result)) or result["id"], []).append(result)
+            cause = cause_of(result)
+            key = found[0] if (found := _MENDED.search(cause)) else _NUMBER.sub("#", cause)
+            groups.setdefault(key or result["id"], []).append(result)
     for key, (first, *_) in list(groups.items()):
         said = _NUMBER.sub("#", first["counterexample"].get("headline", "")) if key == first["id"] else key
         if home := next((k for k in groups if k != key and said in (k, k.partition(", ")[0])), None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -48,11 +49,18 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
 
 
 def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: str) -> None:
-    """Put what explains a failure before what was said of it, and write its script anew."""
-    found.cause = "; ".join(part for part in (cause, found.cause) if part)
+    """Add what mends a failure to what was said of it, before what tells a place alone, and write its script anew."""
+    parts = (cause, found.cause) if _PLACE.search(found.cause) else (found.cause, cause)
+    found.cause = "; ".join(part for part in parts if part)
     if found.script:
         found.script = _written(prop, bench, found) or found.script
 
+
+_PLACE = re.compile(
+    r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
+    r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times|^it begins with|^fails wherever"
+)
+"""Of what tells where, or that, something goes wrong, and not what is done there."""
 
 _ONE_SCREEN = 60  # lines
 

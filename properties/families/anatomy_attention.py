@@ -25,8 +25,8 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_caps import scores_are_capped
-from veriformer.properties.families.anatomy_scales import NEAR, scale_cause
-from veriformer.properties.families.anatomy_weights import scores_pass_a_softmax
+from veriformer.properties.families.anatomy_scales import NEAR, products_have_the_scale, scale_cause
+from veriformer.properties.families.anatomy_weights import scores_are_of_one_layer, scores_pass_a_softmax
 from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.probes.sizes.own_sizes import fields_read
 from veriformer.properties.subject.facts import SCALES, attention_scale
@@ -62,6 +62,7 @@ def every_head_has_the_scale(case: Case) -> None:
         (a.place, h, len(a.scale), a.query.shape[-1])
         for a in followed(flowing.seen) for h, s in enumerate(a.scale) if s is not None
     ]  # fmt: skip
+    products_have_the_scale(case, flowing)
     if not names:
         case.does_not_apply("no attention could be followed from its projections to its weights")
     found = case.apply(scales, flowing.seen)
@@ -131,6 +132,7 @@ def weights_are_normalised_over_keys(case: Case) -> None:
     flowing = flow(case)
     least = min(flowing.length, flowing.other or flowing.length)
     known = _of_whole_rows(flowing.seen, least)
+    scores_are_of_one_layer(case, flowing)
     if not known:
         scores_pass_a_softmax(case, flowing)
         case.does_not_apply("no attention could be followed from its scores to its weights")

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from veriformer.properties.anatomy.attention import followed
+import torch
+from torch import Tensor
+
+from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.flow import Flow, of_other_sizes
+from veriformer.properties.anatomy.traced import Traced
+from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
 
 NEAR = 1e-3
@@ -121,3 +126,50 @@ def _at_other_sizes(known: list[_Formula], place: str, is_of_all: bool, flowing:
         odd = [s for s in scales if is_of_all or abs(s / right - 1) > NEAR]
         left = [f for f in left if odd and all(_holds(f, s, sizes) for s in odd[:1])] or left
     return left
+
+
+def products_have_the_scale(case: Case, flowing: Flow) -> None:
+    """Ask where heads that are put together of several parts are scaled by another factor than their width says.
+
+    Where each part comes from is not known then, and whether it was scaled before: of the products themselves the
+    factor is seen. One of 1 says nothing.
+    """
+    declared = case.subject.fact("attention_scale")
+    names = [(a.place, h, len(a.scale), a.query.shape[-1]) for a, h in joined(flowing.seen)]
+    found = case.apply(joined_factors, flowing.seen)
+    if not names:
+        return
+    wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
+    off = torch.minimum((found / wanted - 1).abs(), (found - 1).abs())
+    worst = int(off.argmax())
+    place, head, heads, width = names[worst]
+    measured, right = float(found[worst]), float(wanted[worst])
+    part = round(measured**-2) if measured > 0 else 0
+    is_part = 0 < part < width and abs(part**-0.5 / measured - 1) < NEAR
+    case.require(
+        off.amax() < NEAR,
+        f"in {place or 'the model'} head {head} of {heads}, put together of several parts, multiplies q k^T by "
+        f"{measured:.6g}, not by {right:.6g}",
+        got=f"{measured:.6g}",
+        expected=f"{right:.6g}",
+        error=off.amax(),
+        tolerance=NEAR,
+        cause=lambda: f"the scale is 1/sqrt({part}), of {part} channels, and heads are {width} wide in the product: "
+        "that of one of their parts alone" if is_part else None,
+        asks=("attention_scale", float(f"{measured:.6g}")),
+    )  # fmt: skip
+
+
+def joined(seen: Traced) -> list[tuple[Attention, int]]:
+    """Return the heads of which it is not known what they come from, though the weights follow their scores."""
+    return [
+        (a, h)
+        for a in followed(seen)
+        for h, (scale, factor) in enumerate(zip(a.scale, a.factor, strict=True))
+        if scale is None and bool(factor.isfinite()) and a.filled == a.query.shape[-1]
+    ]
+
+
+def joined_factors(seen: Traced) -> Tensor:
+    """Return the factor on the products of each of those heads, float64."""
+    return torch.stack([a.factor[h].double() for a, h in joined(seen)]) if joined(seen) else torch.zeros(0)

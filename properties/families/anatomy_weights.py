@@ -1,10 +1,11 @@
-"""Numbers that mix positions inside a model and are no weights: scores that no softmax has seen."""
+"""Numbers that mix positions inside a model and are no weights of its scores: no softmax, or scores of others."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from veriformer.properties.anatomy.attention import HIDDEN, attentions
 from veriformer.properties.anatomy.flow import Flow
 from veriformer.properties.anatomy.traced import Product, Traced
 from veriformer.properties.engine.case import Case
@@ -38,6 +39,69 @@ def scores_pass_a_softmax(case: Case, flowing: Flow) -> None:
         cause=lambda: f"no softmax acts between the scores and the values in {place}",
         asks=("structure", "other"),
     )
+
+
+def scores_are_of_one_layer(case: Case, flowing: Flow) -> None:
+    """Ask where the weights of an attention follow its scores and those of attentions before it.
+
+    What is added to scores is handed from layer to layer (a bias of positions) and written to in place, say. Residual
+    attention (He et al. 2021) does so by design; where T5's bias or ALiBi's slopes are declared, these alone are added.
+    """
+    if case.subject.fact("structure") == "other" and case.subject.fact("positions") not in ("t5", "alibi"):
+        return
+    found = carried(flowing.seen)
+    count = case.apply(carried_scores, flowing.seen)
+    if not found:
+        return
+    place, before = ((name or "the model") for name in found[0])
+    case.witness()
+    case.require(
+        count == 0,
+        f"in {place} scores hold those of {before} too",
+        got=f"weights that follow the scores of both, in {len(found)} attentions",
+        expected="weights that follow the scores of one",
+        cause=lambda: (
+            f"the scores of {before} are in what is added to those of {place}: what layers share (a bias of "
+            "positions, say) is written to in place"
+        ),
+        asks=("structure", "other"),
+    )
+
+
+def carried_scores(seen: Traced) -> Tensor:
+    """Return how many attentions follow their own scores and those of others before them."""
+    return torch.tensor(len(carried(seen)))
+
+
+def carried(seen: Traced) -> list[tuple[str, str]]:
+    """Return the attentions that follow their own scores and those of others before, with the place of one of them."""
+    found, known = [], [a for a in attentions(seen) if a.over == "keys"]
+    for number, one in enumerate(known):
+        raw = one.query @ one.key.mT
+        before = [a for a in known[:number] if a.weights.shape == one.weights.shape]
+        earlier = [a.query @ a.key.mT for a in before]
+        if not before or one.is_followed(seen.limit) or any(x.shape != raw.shape for x in earlier):
+            continue
+        limit = 100 * seen.limit * (1 + float(one.bias.abs().amax()))
+        if _misfit(one.weights, [raw, *earlier]) <= limit < _misfit(one.weights, [raw]):
+            found.append((one.place, before[-1].place))
+    return found
+
+
+def _misfit(weights: Tensor, scores: list[Tensor]) -> float:
+    """Return the largest error of logarithms of weights `[B, H, T, S]`, fitted by scores and a bias of all samples."""
+    visible = (weights > HIDDEN).all(0)
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+
+    def moved(x: Tensor) -> Tensor:
+        x = torch.where(visible, x, 0.0)
+        x = torch.where(visible, x - x.sum(-1, keepdim=True) / count, 0.0)
+        return (x - x.mean(0)).transpose(0, 1).flatten(1)  # [H, B T S]
+
+    wanted = moved(weights.clamp(min=HIDDEN).log())
+    given = torch.stack([moved(x) for x in scores], dim=-1)
+    factors = torch.linalg.lstsq(given, wanted[..., None]).solution
+    return float(((given @ factors)[..., 0] - wanted).abs().amax())
 
 
 def signed_weights(seen: Traced, length: int) -> Tensor:

@@ -15,7 +15,7 @@ from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.probes.module_parts import drop_paths
+from veriformer.properties.probes.module_parts import drop_paths, layer_lists, silence
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -66,6 +66,16 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
         expected="every stochastic depth acts on a branch",
         cause=lambda: "another branch's stochastic depth is used in its place",
     )
+    if (layers := _layers(case, built)) and case.subject.fact("residual", True):
+        dropped = case.apply(streams_dropped, built.module, layers, [name for name, _, _ in parts], run)
+        case.equal(
+            dropped,
+            [],
+            f"{', '.join(dropped)} drops the stream itself",
+            got="what is dropped is there where all sublayers are silent",
+            expected="x + drop(f(x)): the stream is kept",
+            cause=lambda: "stochastic depth acts on the sum of a branch and the stream, not on the branch",
+        )
     name, part, rate = parts[case.integer("part", 0, len(parts) - 1)]
     axis = case.apply(axis_of_samples, built.module, name, run, len(tensors[0]))
     x = 1 + case.normal(SAMPLES, 2, 3, dtype=torch.float32).abs()
@@ -92,6 +102,51 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def _layers(case: Case, built: Built) -> list[str]:
+    """Return the names of the layers of a model; "" alone for a layer itself."""
+    if case.subject.kind == "layer":
+        return [""]
+    listed = {id(m) for layers in layer_lists(built.module, built.config) for m in layers}
+    return [name for name, m in built.module.named_modules() if id(m) in listed]
+
+
+def streams_dropped(model: nn.Module, layers: list[str], names: list[str], run: Callable[[], object]) -> list[str]:
+    """Return the stochastic depths that are given something though all sublayers bring nothing.
+
+    Args:
+        model: whose layers are silent for one call, in eval mode.
+        layers: their names.
+        names: of the modules of stochastic depth.
+        run: calls the model.
+    """
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    given: set[str] = set()
+
+    def note(name: str, args: tuple[object, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and bool(args[0].abs().amax() > 1e-6):
+            given.add(name)
+
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(lambda part, args, name=name: note(name, args))
+        for name in names
+    ]
+    training = [(part, part.training) for part in model.modules()]
+    try:
+        for name in layers:
+            silence(model.get_submodule(name))
+        model.eval()
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(kept[name])
+        for part, was in training:
+            part.training = was
+    return [name for name in names if name in given]
 
 
 def _parts_cause(share: Tensor, axis: int) -> str | None:

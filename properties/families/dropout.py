@@ -258,7 +258,7 @@ def every_place_has_the_rate(case: Case) -> None:
     inputs = _inputs(case, built)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     run = case.caller(built, *tensors, *inputs.extras, path=Path(mode="no_grad"))
-    scores = [] if case.subject.fact("structure") == "other" else case.apply(scores_dropped, built.module, run)
+    scores = case.apply(scores_dropped, built.module, run)
     case.equal(scores, [], "dropout acts on scores, before the softmax, instead of on the weights behind it",
                got=f"scores of shape {scores[0] if scores else ()}", expected="none", asks=_BY_DESIGN,
                cause=lambda: "in train mode a dropped score is 0 before the softmax, which hides nothing: weights are "

@@ -28,6 +28,7 @@ from veriformer.properties.families.dead_parts import moved_by, parts_count
 from veriformer.properties.families.parameters_renewed import new_weights_are_taken
 from veriformer.properties.families.vocabulary_matrices import (
     counts_wrongly,
+    factorised,
     matrices,
     matrices_but_further_tables,
     shares_with_the_target,
@@ -217,6 +218,8 @@ def tying_survives(case: Case) -> None:
     alike = {config.d_ff, config.max_len, *(n * shape[1] for n in range(1, 5))}
     if case.subject.module is not None and shape[0] in alike:
         case.does_not_apply("other matrices of it have as many rows as its vocabulary")
+    if case.subject.fact("tied") and not matrices(module, shape):
+        shape = factorised(module, shape)
     if case.subject.fact("tied") and not case.apply(matrices, module, shape):
         case.does_not_apply("it has no matrix of the vocabulary by the model's width: the embedding is a product, say")
     if not any(isinstance(m, nn.Embedding) for m in module.modules()):

@@ -16,6 +16,7 @@ from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.residual_branches import attention_stays_in_the_stream
 from veriformer.properties.probes.module_parts import layer_lists, silence
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -173,7 +174,9 @@ def the_skip_passes_gradients(case: Case) -> None:
     catches=("NM05",),
 )
 def the_norm_stands_where_declared(case: Case) -> None:
-    """Sublayers of a pre-LN layer see normalised input, so what they add stays while the stream grows with a."""
+    """Sublayers of a pre-LN layer see normalised input, so what they add stays while the stream grows with a; and what
+    they give stays in the stream, however large it is.
+    """
     built = case.built(raw=True)
     large = 2.0**4 if built.dtype == torch.float16 and case.subject.fact("norm_placement") == "post" else 2.0**12
     x = case.normal(2, 4, built.config.d_model, dtype=built.dtype)
@@ -189,6 +192,7 @@ def the_norm_stands_where_declared(case: Case) -> None:
             expected="less than 0.1",
             cause=lambda: _post_cause(square),
         )
+        attention_stays_in_the_stream(case)
     elif built.is_fresh:
         worst = (square - 1).abs().max()
         case.require(

@@ -34,6 +34,18 @@ def matrices(module: nn.Module, shape: tuple[int, int]) -> int:
     return len({id(p) for p in module.parameters() if tuple(p.shape) == shape})
 
 
+def factorised(module: nn.Module, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the shape of the one table of a vocabulary that is narrower or wider than the model; else what is given.
+
+    Args:
+        module: to look at.
+        shape: rows of the vocabulary, and the model's width.
+    """
+    tables = [m.weight for m in module.modules() if isinstance(m, nn.Embedding) and m.num_embeddings == shape[0]]
+    widths = {table.shape[1] for table in tables}
+    return (shape[0], widths.pop()) if len(widths) == 1 else shape
+
+
 def matrices_but_further_tables(module: nn.Module, shape: tuple[int, int]) -> int:
     """Return how many parameters have a shape, all embedding tables counted as one where there are several.
 

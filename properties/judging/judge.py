@@ -17,7 +17,8 @@ from veriformer.properties.bench.pool import LARGE, callable_subject, parameters
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.counterexamples.record import with_cause
-from veriformer.properties.diagnosis.repairs.search import Failure, repairs_of
+from veriformer.properties.diagnosis.repairs.candidates import Failure
+from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan, plan_of
 from veriformer.properties.judging import outcomes

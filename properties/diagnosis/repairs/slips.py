@@ -23,11 +23,13 @@ class Slip:
         names: of the functions that it may be one of.
         told: what holds where it is undone, behind "with".
         undo: makes what the call should have given; NotImplemented where this call can be no such slip.
+        leaves_out: whether it is the call, or a part of it, that is one too many.
     """
 
     names: tuple[str, ...]
     told: str
     undo: Undo
+    leaves_out: bool = False
 
 
 def first_tensor(call: Call) -> Tensor | None:

@@ -114,7 +114,7 @@ SLIPS = (
     Slip(("cat", "concat", "hstack", "stack"), "the parts joined in the other order", _reversed_parts),
     Slip(("roll",), "a roll the other way", _rolled_back),
     Slip(("pad",), "what is filled up at the other end", _other_end),
-    Slip(("flip", "fliplr", "flipud"), "the order that was there before `flip`", _unflipped),
+    Slip(("flip", "fliplr", "flipud"), "the order that was there before `flip`", _unflipped, leaves_out=True),
     Slip(("arange", "linspace"), "the numbers counted down instead of up", of_result(lambda x: x.flip(-1))),
     Slip(("cumsum",), "the sum of what stands before alone, without the entry itself", _exclusive),
     Slip(("searchsorted", "bucketize"), "`right` turned round: ties go to the other side", _other_side),

@@ -10,13 +10,13 @@ from itertools import combinations
 from typing import Any
 
 SLIP, TERM, STATEMENT = 0, 1, 2
-"""How much is changed: one token for another of its sort; a term or a call; a statement, or what is decided."""
+"""How much is changed: one token for another of its sort, or an order; a term or a call; a statement, or a decision."""
 
 _OTHER = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "%", ast.Mod: "//",
           ast.BitAnd: "|", ast.BitOr: "&", ast.Pow: "*"}  # fmt: skip
 _WRITTEN = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
             ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@"}  # fmt: skip
-_COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+_COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _TURNED = {ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
 _PAIRS = (
     ("sum", "mean"), ("max", "min"), ("amax", "amin"), ("argmax", "argmin"), ("maximum", "minimum"), ("sin", "cos"),
@@ -266,7 +266,7 @@ class _Edits:
     def swapped(self, one: ast.stmt, two: ast.stmt) -> Edit:
         raw, (a0, a1), (b0, b1) = self.source.raw, self.source.span(one), self.source.span(two)
         new = (raw[b0:b1] + raw[a1:b0] + raw[a0:a1]).decode()
-        return Edit(one.lineno, a0, b1, new, STATEMENT, raw[a0:a1].decode(), "behind the next statement")
+        return Edit(one.lineno, a0, b1, new, SLIP, raw[a0:a1].decode(), "behind the next statement")
 
 
 def _is_module(node: ast.expr) -> bool:

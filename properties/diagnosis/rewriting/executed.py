@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,14 +45,14 @@ class _Watch:
     """Notes what a run goes through, in the subject's own code.
 
     Attributes:
-        lines: by code.
+        lines: by code, how often each was gone through.
         kinds: by code, of its variables and attributes when it returned.
         functions: by code, the object that runs it, where it is found.
         events: lines that were noted.
     """
 
     def __init__(self) -> None:
-        self.lines: dict[CodeType, set[int]] = {}
+        self.lines: dict[CodeType, Counter[int]] = {}
         self.kinds: dict[CodeType, dict[str, tuple[Any, ...]]] = {}
         self.functions: dict[CodeType, FunctionType] = {}
         self.events = 0
@@ -65,7 +66,7 @@ class _Watch:
         ):
             return None
         if code not in self.lines:
-            self.lines[code] = set()
+            self.lines[code] = Counter()
             if (function := _function_of(frame)) is not None:
                 self.functions[code] = function
         return self.step
@@ -73,7 +74,7 @@ class _Watch:
     def step(self, frame: FrameType, event: str, _: object) -> Callable[..., Any]:
         self.events += 1
         if event == "line":
-            self.lines[frame.f_code].add(frame.f_lineno)
+            self.lines[frame.f_code][frame.f_lineno] += 1
         elif event == "return":
             known = self.kinds.setdefault(frame.f_code, {})
             for name in frame.f_code.co_names:
@@ -133,9 +134,11 @@ def kind_of(value: Any) -> tuple[Any, ...]:
     return (type(value),)
 
 
-def lines_of(run: Callable[[], object]) -> set[tuple[str, int]]:
-    """Return the lines of the subject's own code that a run goes through: (file, line)."""
-    return {(code.co_filename, line) for code, lines in _watched(run).lines.items() for line in lines}
+def lines_of(run: Callable[[], object]) -> Counter[tuple[str, int]]:
+    """Return the lines of the subject's own code that a run goes through, (file, line), and how often each."""
+    return Counter(
+        {(code.co_filename, line): n for code, lines in _watched(run).lines.items() for line, n in lines.items()}
+    )
 
 
 def _watched(run: Callable[[], object]) -> _Watch:
@@ -162,6 +165,6 @@ def executed_by(run: Callable[[], object]) -> list[Executed]:
         while (code.co_filename, outside) not in found and ".<locals>" in outside:
             outside = outside.rpartition(".<locals>")[0]
         if (owner := found.get((code.co_filename, outside))) is not None:
-            owner.lines |= lines
+            owner.lines |= set(lines)
             owner.kinds |= watch.kinds.get(code, {})
     return [one for one in found.values() if "<lambda>" not in one.name]
