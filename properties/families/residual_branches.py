@@ -23,7 +23,7 @@ def attention_stays_in_the_stream(case: Case) -> None:
     if not isinstance(built.module, nn.Module) or not built.is_fresh:
         return
     x = case.normal(1, 4, built.config.d_model, dtype=built.dtype)
-    other = torch.cat([x[:, :1] + 1, x[:, 1:]], dim=1)
+    other = torch.cat([case.normal(1, 1, built.config.d_model, dtype=built.dtype), x[:, 1:]], dim=1)
     needed = case.apply(needed_beside_attention, built.module, case.caller(built, x), case.caller(built, other))
     case.equal(
         needed,
@@ -39,7 +39,7 @@ def attention_stays_in_the_stream(case: Case) -> None:
 
 
 def needed_beside_attention(module: nn.Module, run: Callable[[], Tensor], changed: Callable[[], Tensor]) -> list[str]:
-    """Return the matrices that act without attention, and without which the last position sees no other.
+    """Return all matrices that act without attention, if the last position sees no other without any of them.
 
     Args:
         module: a layer.
@@ -53,17 +53,22 @@ def needed_beside_attention(module: nn.Module, run: Callable[[], Tensor], change
         with torch.no_grad():
             for name in names:
                 matrices[name].zero_()
-            one, two = run().detach()[:, -1], changed().detach()[:, -1]
+            one, two = run().detach(), changed().detach()
             for name in names:
                 matrices[name].copy_(kept[name])
-        return one, bool((one - two).abs().max() > _SEEN * one.abs().max())
+        return one, bool((one - two)[:, -1].abs().max() > _SEEN * one.abs().max())
 
-    mixing = [name for name in matrices if not without(name)[1]] if without()[1] else []
-    found = []
-    for name in mixing:
-        for other in mixing:
-            alone, both = without(other)[0], without(other, name)[0]
-            if other != name and bool((alone - both).abs().max() > _SEEN * alone.abs().max()):
-                found.append(name)
-                break
-    return found
+    if not without()[1]:
+        return []
+    needed = {name for name in matrices if not without(name)[1]}
+    for name in sorted(needed):
+        alone = without(name)[0]
+        acting = []
+        for other in matrices:
+            brought = alone - without(name, other)[0]
+            # biases bring every position the same
+            if other != name and bool((brought - brought[:, :1]).abs().max() > _SEEN * alone.abs().max()):
+                acting.append(other)
+        if acting and needed.issuperset(acting):
+            return acting
+    return []

@@ -312,4 +312,7 @@ def _enters(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
     place = where_it_enters(
         built.module, lambda: masked(x, mask, built), lambda: masked(other, mask, built), kept, 1e-6, kept
     )
-    return f"what the mask hides reaches real positions {place}: no mask is applied there" if place else None
+    if not place:
+        return None
+    told = f"what the mask hides reaches real positions {place}"
+    return told if "the mask is inverted" in place else f"{told}: no mask is applied there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -24,7 +25,7 @@ _LINES = 2
 """Lines that may be named together: where two must agree, either may be the one that is wrong."""
 _SEEDS = (0, 1)
 _AS_OFTEN = 0.8
-"""Of what a line was gone through a call: a case that holds makes other calls than one that ends."""
+"""Of the times that a line was gone through, or of those a call where there are fewer: other draws are other calls."""
 GUARDS = (
     "numerics.finite", "attention.", "causality.", "padding.", "batch.", "permutation.", "positions.", "anatomy.",
     "residual.", "decoding.", "layer.", "rotary.", "norm.", "ffn.", "embedding.", "parameters.all-used", "loss.",
@@ -35,7 +36,7 @@ _RELATIONS = (
     "batch.", "causality.", "decoding.", "ffn.position-wise", "instances.", "norm.per-token", "numerics.", "padding.",
     "permutation.", "positions.",
 )  # fmt: skip
-"""Properties of several positions or samples: what mends them leaves one position of one sample as it was."""
+"""Properties of several positions or samples: what mends them leaves some call as it was, of one position, say."""
 _OF_BACKWARDS = ("gradients.", "dropout.gradient")
 _HALVES = ("float16", "bfloat16")
 
@@ -100,19 +101,19 @@ class Weighing:
         if not all(self.mends(f, repair) for f in self.failures if not f.is_question):
             return False
         with repair.made():
-            after = self._walked()
+            after, calls = self._walked()
+        before, least = self._lines[0], _AS_OFTEN * min(1, calls / self._lines[1])
         own = (repair.file, repair.number)
-        return all(after.get(at, 0) >= _AS_OFTEN * often for at, often in self._lines.items() if at != own)
+        return all(after[at] >= least * often for at, often in before.items() if at != own)
 
     @cached_property
-    def _lines(self) -> dict[tuple[str, int], float]:
+    def _lines(self) -> tuple[Counter[tuple[str, int]], int]:
         return self._walked()
 
-    def _walked(self) -> dict[tuple[str, int], float]:
-        """Return how often the failing case goes through each line, a call of the subject."""
+    def _walked(self) -> tuple[Counter[tuple[str, int]], int]:
+        """Return how often the failing case goes through each line, and how many calls of the subject it makes."""
         case = case_of(anew(self.bench), self.failure)
-        lines = lines_of(lambda: judged(self.failure.prop, case))
-        return {at: count / max(case.bench.tally.calls, 1) for at, count in lines.items()}
+        return lines_of(lambda: judged(self.failure.prop, case)), max(case.bench.tally.calls, 1)
 
     def _holds_elsewhere(self, repair: Repair) -> bool:
         """Whether longer cases of the kind that failed hold too, and cases drawn anew, and what the failure blocked."""
@@ -142,7 +143,7 @@ class Weighing:
         moved, name = given.other_than(self._as_it_is), self.failure.prop.id
         if name.startswith(_OF_BACKWARDS) or self.failure.choices.get("dtype") in _HALVES:
             return not moved
-        return not (name.startswith(_RELATIONS) and (1, 1) in moved)
+        return not name.startswith(_RELATIONS) or not moved or len(moved) < len(given.outputs)
 
     @cached_property
     def _held(self) -> list[tuple[Property, int]]:
