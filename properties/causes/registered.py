@@ -242,6 +242,11 @@ def lost_cause(module: nn.Module, lost: list[str]) -> str | None:
             tables.append(name)
     if len(bare) == len(lost) > 0:
         owner_of = type(parts[bare[0].rpartition(".")[0]]).__name__
+        if all(module.get_parameter(name).ndim == 0 for name in bare):
+            return (
+                f"{', '.join(bare[:3])} in no group and so never trained: it has no axis, where a rule by their number "
+                "may say one, and two or more"
+            )
         verb, what = ("is", "a bare parameter") if len(bare) == 1 else ("are", "bare parameters")
         return (
             f"{', '.join(bare[:3])} {verb} in no group and so never trained: {what} of {owner_of} itself, no weight or "

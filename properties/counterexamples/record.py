@@ -48,10 +48,14 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     return found
 
 
+def says_what_is_wrong(found: Counterexample) -> bool:
+    """Whether a cause says more than where, or that, something goes wrong."""
+    return bool(found.cause) and not _PLACE.search(found.cause)
+
+
 def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: str) -> None:
-    """Add what mends a failure to what was said of it, before what tells a place alone, and write its script anew."""
-    parts = (cause, found.cause) if _PLACE.search(found.cause) else (found.cause, cause)
-    found.cause = "; ".join(part for part in parts if part)
+    """Put what mends a failure before what was said of it, and write its script anew."""
+    found.cause = "; ".join(part for part in (cause, found.cause) if part)
     if found.script:
         found.script = _written(prop, bench, found) or found.script
 

@@ -119,7 +119,12 @@ def _off(attention: Attention, bucket: Tensor) -> float:
 def _why_alike(attention: Attention, count: int, far: int, both: bool, place: str, limit: float) -> str | None:
     """Say by what rule, or for want of which, distances of different buckets share a bias."""
     if not bool(attention.bias.abs().amax() > 1e-9):
-        return f"nothing that a softmax keeps is added to the scores in {place}: no bias, or one number for all"
+        told = f"nothing that a softmax keeps is added to the scores in {place}: no bias, or one number for all"
+        past = "" if both else (
+            ", as where all of the past falls into one bucket, that of distance 0, since the sign of the relative "
+            "position (key less query) is turned round"
+        )  # fmt: skip
+        return told + past
     if not both and _misfit(attention, count, far, True) < 1e3 * limit:
         return (
             f"the buckets in {place} are two-sided, where one-sided ones are right: half of the {count} are left for "

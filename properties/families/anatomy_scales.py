@@ -129,35 +129,31 @@ def _at_other_sizes(known: list[_Formula], place: str, is_of_all: bool, flowing:
 
 
 def products_have_the_scale(case: Case, flowing: Flow) -> None:
-    """Ask where heads that are put together of several parts are scaled by another factor than their width says.
+    """Ask where heads that are put together of several parts are scaled by the width of one of them alone.
 
     Where each part comes from is not known then, and whether it was scaled before: of the products themselves the
-    factor is seen. One of 1 says nothing.
+    factor is seen, and one that is no root of a smaller width says nothing.
     """
-    declared = case.subject.fact("attention_scale")
     names = [(a.place, h, len(a.scale), a.query.shape[-1]) for a, h in joined(flowing.seen)]
-    found = case.apply(joined_factors, flowing.seen)
+    parts = case.apply(parts_scaled_by, flowing.seen)
     if not names:
         return
-    wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
-    off = torch.minimum((found / wanted - 1).abs(), (found - 1).abs())
-    worst = int(off.argmax())
-    place, head, heads, width = names[worst]
-    measured, right = float(found[worst]), float(wanted[worst])
-    part = round(measured**-2) if measured > 0 else 0
-    is_part = 0 < part < width and abs(part**-0.5 / measured - 1) < NEAR
+    place, head, heads, width = names[int(parts.argmax())]
+    part, declared = int(parts.max()), attention_scale(case.subject.fact("attention_scale"), width, flowing.width)
+    if abs(declared * width**0.5 - 1) > NEAR:
+        return
     case.require(
-        off.amax() < NEAR,
+        parts.max() == 0,
         f"in {place or 'the model'} head {head} of {heads}, put together of several parts, multiplies q k^T by "
-        f"{measured:.6g}, not by {right:.6g}",
-        got=f"{measured:.6g}",
-        expected=f"{right:.6g}",
-        error=off.amax(),
-        tolerance=NEAR,
-        cause=lambda: f"the scale is 1/sqrt({part}), of {part} channels, and heads are {width} wide in the product: "
-        "that of one of their parts alone" if is_part else None,
-        asks=("attention_scale", float(f"{measured:.6g}")),
-    )  # fmt: skip
+        f"1/sqrt({part}), not by 1/sqrt({width})",
+        got=f"{max(part, 1) ** -0.5:.6g}",
+        expected=f"{width**-0.5:.6g}",
+        cause=lambda: (
+            f"the scale is 1/sqrt({part}), of {part} channels, and heads are {width} wide in the product: "
+            "that of one of their parts alone"
+        ),
+        asks=("attention_scale", float(f"{max(part, 1) ** -0.5:.6g}")),
+    )
 
 
 def joined(seen: Traced) -> list[tuple[Attention, int]]:
@@ -170,6 +166,12 @@ def joined(seen: Traced) -> list[tuple[Attention, int]]:
     ]
 
 
-def joined_factors(seen: Traced) -> Tensor:
-    """Return the factor on the products of each of those heads, float64."""
-    return torch.stack([a.factor[h].double() for a, h in joined(seen)]) if joined(seen) else torch.zeros(0)
+def parts_scaled_by(seen: Traced) -> Tensor:
+    """Return for each of those heads the smaller width whose root its scores are divided by; 0 where there is none."""
+    found = []
+    for attention, head in joined(seen):
+        factor, width = float(attention.factor[head]), attention.query.shape[-1]
+        part = round(factor**-2) if factor > 0 else 0
+        is_part = 1 < part < width and abs(part**-0.5 / factor - 1) < NEAR
+        found.append(part if is_part else 0)
+    return torch.tensor(found or [0])

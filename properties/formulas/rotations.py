@@ -112,6 +112,12 @@ def _rotation(cosine: Tensor, sine: Tensor, sign: float, layout: str, slip: str 
     matrix[:, second, first] = sign * sine[:, second] * (-1 if slip == "same sign" else 1)
     if slip == "one sided":
         matrix[:, second, first] = 0
+    if slip == "second of first":
+        matrix[:, second, first] = sign * sine[:, second] * cosine[:, first]
+        matrix[:, second, second] = cosine[:, second] - sine[:, second] * sine[:, first]
+    if slip == "first of second":
+        matrix[:, first, second] = -sign * sine[:, first] * cosine[:, second]
+        matrix[:, first, first] = cosine[:, first] - sine[:, first] * sine[:, second]
     return matrix
 
 
@@ -188,6 +194,12 @@ def _formulas(
             turn(at * omega, "same sign"),
         )
         yield "the sine of one channel of each pair is missing", turn(at * omega, "one sided")
+        for one, two in (("first", "second"), ("second", "first")):
+            yield (
+                f"the {two} channel of each pair is made of the {one} one as it is rotated already: that was "
+                "overwritten in place, not kept",
+                turn(at * omega, f"{two} of {one}"),
+            )
         if turned % 4 == 0:
             part = turned // 2
             few = base ** (-2 * torch.arange(part // 2, dtype=torch.float64) / part)

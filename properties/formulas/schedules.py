@@ -43,6 +43,15 @@ def wrong_falls(
             "the floor is never reached",
             lambda s: floor + span * at((min(s, total) - warmup) / total),
         ),
+        (
+            "progress is (step - warmup) / total, where it is divided by the steps behind the warm-up, total - warmup: "
+            "the curve does not end, and the rate jumps to the floor",
+            lambda s: floor if s > total else floor + span * at((s - warmup) / total),
+        ),
+        (
+            "progress is taken modulo 1: at the end the rate is that of the beginning",
+            lambda s: floor + span * fall(max(0, s - warmup) / behind % 1.0),
+        ),
         ("the rate falls to 0 and not to the floor", lambda s: peak * right(s)),
         ("the rate falls towards 0 and is cut off at the floor", lambda s: max(floor, peak * right(s))),
         ("the floor is added to a rate that falls from the whole peak", lambda s: floor + peak * right(s)),

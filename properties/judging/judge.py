@@ -16,7 +16,7 @@ from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.counterexamples.record import with_cause
+from veriformer.properties.counterexamples.record import says_what_is_wrong, with_cause
 from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property
@@ -211,17 +211,22 @@ class Judge:
             return [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
 
     def explain(self, results: Sequence[Result], properties: Sequence[Property]) -> list[Result]:
-        """Let the causes of failures begin with the one change of code that mends them; return those that one does."""
+        """Let the causes of failures begin with the one change of code that mends them; return those that one does.
+
+        Of failures whose cause says what is wrong nothing is changed: what was measured is believed before what mends.
+        """
         known = {p.id: p for p in properties}
         failures = [r for r in results if r.outcome in (FAIL, OPEN) and r.id in known and r.counterexample]
         failures.sort(key=lambda r: r.outcome != FAIL)
         with isolated(self.subject.module):
-            if not failures or self._prepare().error or self._bench is None or self.device_is_lost:
+            silent = [r for r in failures if r.counterexample and not says_what_is_wrong(r.counterexample)]
+            if not any(r.outcome == FAIL for r in silent) or self._prepare().error or self.device_is_lost:
                 return []
+            assert self._bench is not None
             told = repairs_of(self._bench, [
                 Failure(known[r.id], r.counterexample.choices, r.outcome != FAIL) for r in failures if r.counterexample
             ])  # fmt: skip
-            changed = [r for r in failures if r.id in told]
+            changed = [r for r in silent if r.id in told]
             for result in changed:
                 assert result.counterexample is not None
                 with_cause(known[result.id], self._bench, result.counterexample, told[result.id])

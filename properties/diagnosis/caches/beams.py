@@ -49,7 +49,8 @@ def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
             "each sample depends on two pasts after a reordering, its own and the one that it was taken from: "
             "a part of the cache (keys, values or some layers) is not reordered"
         )
-    return f"after the order {_ORDER} the samples depend on the pasts of {[sorted(past) for past in shown]}"
+    told = f"after the order {_ORDER} the samples depend on the pasts of {[sorted(past) for past in shown]}"
+    return f"{told}{_OVERWRITTEN}" if shown == [{n} for n in _one_by_one(_ORDER)] else told
 
 
 def _whose(runs: CachedRuns, x: Tensor, order: Tensor) -> list[set[int]]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError
+from veriformer.properties.bench.tally import Tally
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.diagnosis.repairs.candidates import Failure, Repair, anew, case_of, judged
 from veriformer.properties.diagnosis.repairs.ordinary_calls import Given, given_by
@@ -13,6 +15,8 @@ from veriformer.properties.diagnosis.rewriting.executed import lines_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws
 from veriformer.properties.engine.property import Property, registered
+from veriformer.properties.engine.searching.search import Search
+from veriformer.properties.engine.violations import BudgetSpent, NotSpokenOfError
 
 _MORE = 10
 """Cases drawn anew under which what mends the one that failed must hold too."""
@@ -81,11 +85,18 @@ class Weighing:
         for n, r in left:
             if r.rank == rank:
                 lines.setdefault((r.file, r.number), []).append(n)
-        if len(lines) > _LINES:
+        named = [n for numbers in lines.values() for n in numbers[:_NAMED]]
+        if len(lines) > _LINES or not all(self._passes(r) for n, r in left if n in named):
             return [], []
         first = left[0][1]
         mended = [n for n, f in enumerate(self.failures) if n == 0 or self.mends(f, first)]
-        return [n for numbers in lines.values() for n in numbers[:_NAMED]], mended
+        return named, mended
+
+    def _passes(self, repair: Repair) -> bool:
+        """Whether all that failed is found no violation of, as thoroughly as it was looked for at first."""
+        with repair.made():
+            bench = anew(self.bench)
+            return all(_finds_none(f.prop, bench) for f in self.failures if not f.is_question)
 
     def mends(self, failure: Failure, repair: Repair, comparisons: int = 0) -> bool:
         """Whether a case that failed holds with a change, after as many comparisons: not for want of an output."""
@@ -155,6 +166,16 @@ class Weighing:
         with repair.made():
             bench = anew(self.bench)
             return all(judged(p, Case(bench, RandomDraws(seed, {}))) is not False for p, seed in held)
+
+
+def _finds_none(prop: Property, bench: Workbench) -> bool:
+    bench.tally = Tally()
+    try:
+        return Search(prop, bench, shrink=False).run() is None
+    except BudgetSpent:
+        return True
+    except (SubjectError, SubjectTimeoutError, NotSpokenOfError):
+        return False
 
 
 def _requires(prop: Property, failed: set[str]) -> bool:
