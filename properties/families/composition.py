@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.memories import layers_share_one_memory
 from veriformer.properties.probes.module_parts import layer_lists
 from veriformer.properties.subject.inputs import ordinary
 
@@ -37,7 +39,8 @@ def layers_follow_one_another(case: Case) -> None:
     in a plain call; rows or micro-batches that go through one after another, each through all layers in turn, are
     right too and not compared. What is added between layers by design (a residual outside of them, a signal of depth)
     keeps what the one before gave: a layer that does not depend on it at all gets something else. One module that
-    stands in a list twice (`[Expert()] * n`, copies of a copy) is one set of weights where there seem to be several.
+    stands in a list twice (`[Expert()] * n`, copies of a copy) is one set of weights where there seem to be several; so
+    is a norm that stands in several places. All layers of a decoder attend to one memory.
     """
     config = case.config()
     if config.num_layers < 2 and case.subject.build is not None and "num_layers" not in case.subject.domain:
@@ -51,9 +54,18 @@ def layers_follow_one_another(case: Case) -> None:
         cause=lambda: f"all of {parts[0]} that seem to be several are one module with one set of weights",
         asks=("shared_layers", True),
     )  # fmt: skip
+    norms = case.apply(norms_in_several_places, built.module)
+    case.equal(
+        norms, [], f"one norm stands in {len(norms)} places, {', '.join(norms[:3])} among them",
+        got="one gain for all of them", expected="a gain of its own for each",
+        cause=lambda: f"{', '.join(norms[:3])} are one module with one set of weights: what makes norms gives the same "
+        "one each time (a cache, say, or a default argument)", asks=("shared_layers", True),
+    )  # fmt: skip
     for fact, value in (("stacked", False), ("structure", "other")):
         if case.subject.fact(fact) == value:
             case.does_not_apply(f"does not hold with {fact} = {value!r}, which is declared")
+    if case.subject.kind == "encoder_decoder":
+        layers_share_one_memory(case)
     if not lists:
         case.does_not_apply("no list of at least two layers is found in it")
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
@@ -94,6 +106,15 @@ def layers_follow_one_another(case: Case) -> None:
             compared = True
     if not compared:
         case.does_not_apply("its layers map no sequence [B, T, D] to another")
+
+
+def norms_in_several_places(module: nn.Module) -> list[str]:
+    """Return the names of a norm with parameters that is registered in several places, where there is one."""
+    places: dict[int, list[str]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if is_norm(part) and any(True for _ in part.parameters()):
+            places.setdefault(id(part), []).append(name)
+    return max(places.values(), key=len) if any(len(names) > 1 for names in places.values()) else []
 
 
 def listed_twice(module: nn.Module, of_layers: list[str]) -> list[str]:

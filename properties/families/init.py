@@ -15,7 +15,7 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.families.init_tables import tables_start_alike
-from veriformer.properties.probes.module_parts import layer_lists, writers
+from veriformer.properties.probes.module_parts import writers
 from veriformer.properties.probes.structure import first_to_change
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -26,7 +26,7 @@ Z = 6.1
 """Standard deviations of a false-alarm rate of 1e-9, both sides."""
 
 
-def _initial(case: Case, **wanted: int) -> Built:
+def initial(case: Case, **wanted: int) -> Built:
     """Return a model with its own initial weights, of the sizes wanted where `domain` leaves them open."""
     config = case.config()
     sizes = {name: size for name, size in wanted.items() if name not in case.subject.domain}
@@ -56,7 +56,7 @@ def attention_starts_spread_out(case: Case) -> None:
     """With heads of 64 channels the missing scale multiplies the variance of the scores by 64, and a quarter of the
     keys takes all the weight. Normal scores of variance s^2 lose s^2 / 2 of the entropy; 2 nats allow for s^2 = 4.
     """
-    built = _initial(case, d_model=256, num_heads=4, num_key_value_heads=4)
+    built = initial(case, d_model=256, num_heads=4, num_key_value_heads=4)
     length = 64
     inputs = [case.normal(2, length, built.config.d_model, dtype=torch.float32)]
     if case.subject.kind == "cross_attention":
@@ -94,7 +94,7 @@ def tokens_stay_apart(case: Case) -> None:
     with embeddings of 0.02, the smallest is twice that; a stack without residuals is at 1e-7, and at 1e-2 to 1e-5
     where it is causal (the first token sees itself alone).
     """
-    built = _initial(case, num_layers=8)
+    built = initial(case, num_layers=8)
     stream = Stream(case, built)
     length = 12
     x = stream.draw(2, length)
@@ -143,7 +143,7 @@ def _weight_of_linear(module: nn.Module) -> list[tuple[str, Tensor]]:
 )
 def linear_maps_start_uniform(case: Case) -> None:
     """The bound is strict; the variance is estimated from n weights with a standard deviation of 0.9 / sqrt(n)."""
-    built = _initial(case)
+    built = initial(case)
     weights = [*_weight_of_linear(built.module), *_of_stacks(built)]
     if not weights:
         case.does_not_apply("it has no nn.Linear")
@@ -195,7 +195,7 @@ def _scheme(weight: Tensor, bound: float) -> str | None:
 )
 def what_writes_starts_smaller(case: Case) -> None:
     """Two writes a layer add up 2N variances of 1 / 2N. Of n weights a deviation errs by 1 / sqrt(2n). Tables too."""
-    built = _initial(case, d_model=48, num_heads=4, num_key_value_heads=4, num_layers=4)
+    built = initial(case, d_model=48, num_heads=4, num_key_value_heads=4, num_layers=4)
     last = writers(built.module, built.config)
     if not last:
         case.does_not_apply("no layers of the configured number are found in it")
@@ -257,7 +257,7 @@ def the_first_loss_is_that_of_guessing(case: Case) -> None:
     standard deviation of 1) is asked about, not judged. Unit normal logits lose a half nat; half the logits of a wide
     model with unscaled tied embeddings lose tens.
     """
-    built = _initial(case, d_model=64, num_heads=4, num_key_value_heads=4)
+    built = initial(case, d_model=64, num_heads=4, num_key_value_heads=4)
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     logits = case.call(built, *[x.to(case.bench.device) for x in inputs.tensors]).detach().double()
     vocabulary = built.config.vocab_size
@@ -355,45 +355,3 @@ def _factor(factor: float, width: int) -> str | None:
     known = {"not scaled": 1.0, "scaled twice": float(width), "scaled once": width**0.5, "divided": width**-0.5}
     name = min(known, key=lambda words: abs(known[words] - factor))
     return f"the embeddings are {name}" if abs(known[name] / factor - 1) < 2**-8 else None
-
-
-@holds(
-    "init.layers-differ",
-    statement="Where a scheme of initialisation is declared, every layer draws weights of its own.",
-    formula="W_i != W_j at the start, for layers i != j and every matrix W drawn at random",
-    source="Independent draws break the symmetry between layers; cloning a layer does not (pytorch/pytorch#72253).",
-    kinds=("encoder", "decoder", "encoder_decoder", "classifier"),
-    level="extended",
-    unless=(needs_part("build"), needs_fact("init"), excludes_fact("shared_layers")),
-    examples_factor=0.25,
-    catches=("IN04",),
-)
-def layers_start_apart(case: Case) -> None:
-    """Speaks of declared schemes alone: torch.nn.TransformerEncoder itself clones its first layer, and leaves the
-    initialisation to its user, who need not choose one by name. Constants (gains, biases, zeros) are alike by design.
-    """
-    built = _initial(case)
-    lists = layer_lists(built.module, built.config)
-    if case.subject.fact("init") in ("default", "other"):
-        stacks = nn.TransformerEncoder | nn.TransformerDecoder
-        cloned = {id(m) for part in built.module.modules() if isinstance(part, stacks) for m in part.layers}
-        lists = [layers for layers in lists if id(layers[0]) not in cloned]
-    if not lists:
-        if built.config.num_layers == 1 < max(c.num_layers for c in case.bench.configs):
-            case.reject("one layer differs from no other")
-        case.does_not_apply("no list of layers is found in it, but those that torch clones")
-    for layers in lists:
-        first, *others = ({n: p for n, p in layer.named_parameters() if p.ndim >= 2} for layer in layers)
-        drawn = {name: p for name, p in first.items() if p.numel() > 1 and float(p.detach().std()) > 0}
-        twins = [(name, p, other[name]) for name, p in drawn.items() for other in others if name in other]
-        twins = [(name, one, two) for name, one, two in twins if one is not two and one.shape == two.shape]
-        same = [name for name, one, two in twins if torch.equal(one, two)]  # one table is no twin
-        differ = [(one != two).any() for _, one, two in twins]
-        case.require(
-            torch.stack(differ).all() if differ else True,
-            f"{len(set(same))} matrices start the same in several layers",
-            got=", ".join(sorted(set(same))[:4]),
-            expected="every layer draws its own",
-            cause=lambda: "the layers are copies of one layer, made after it was initialised",
-        )
-    case.witness()

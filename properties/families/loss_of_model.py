@@ -19,6 +19,7 @@ from veriformer.properties.diagnosis.model_losses import Scored, scored, uncount
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.loss_gradients import gradient_is_that_of_the_logits, mean_loss
 
 _KINDS = ("decoder", "encoder", "encoder_decoder", "classifier")
 _USUAL = -100
@@ -38,7 +39,7 @@ def the_loss_is_that_of_the_logits(case: Case) -> None:
     """A decoder foretells y_t (labels that are moved already) or y_{t+1} (moved inside); the label of an earlier token
     it has seen, and one two ahead is moved twice. What depends on the labels as it must and is more than the mean
     (smoothing, a term of the routers) is a question. Then labels that are not counted: the mean is over the others,
-    and no token of the vocabulary is one of them unless it pads.
+    and no token of the vocabulary is one of them unless it pads. Its gradient is that of the same loss of its logits.
     """
     built = case.built()
     inputs = _inputs(case, built)
@@ -69,6 +70,10 @@ def the_loss_is_that_of_the_logits(case: Case) -> None:
             value.double().reshape(()), expected, "the loss is not the mean of -log p(label) by the model's own logits",
             bound=limit, asks=asks, cause=lambda: seen.told,
         )  # fmt: skip
+        if not case.subject.fact("inference_only"):
+            kept, _ = moved(case.call(built, *inputs), labels, seen.offset)
+            right = case.apply(mean_loss, kept, wanted, eps, z_loss)
+            gradient_is_that_of_the_logits(case, built, case.ask("loss", *inputs, labels, built=built), right)
         _judge_uncounted(case, built, inputs, logits, labels, seen.offset, pads, limit)
     case.witness()
 
