@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from veriformer.properties.diagnosis.derivatives.dropped_masks import wrong_drop
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.dropout_modes import modes_part
 from veriformer.properties.probes.directions import Directions
 from veriformer.properties.probes.dropping.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.dropping.kept import wrong_factors
@@ -172,7 +174,8 @@ def no_rate_no_dropout(case: Case) -> None:
     written = None if torch.equal(got, expected) else _hard_coded(case, built, inputs)
     if written and case.subject.fact("structure") == "other":
         case.does_not_apply("a rate of its own is written into the code")
-    case.close(got, expected, "train mode with dropout=0 is not eval mode", cause=lambda: written,
+    case.close(got, expected, "train mode with dropout=0 is not eval mode",
+               cause=lambda: written or modes_part(case, built, partial(_call, case, built, inputs)),
                asks=_BY_DESIGN if written else None)  # fmt: skip
     case.witness()
 

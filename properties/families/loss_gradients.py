@@ -26,13 +26,13 @@ def gradient_is_that_of_the_logits(case: Case, built: Built, own: Tensor, right:
     """
     if not (own.requires_grad and right.requires_grad and isinstance(built.module, nn.Module)):
         return
-    names, parameters = zip(*((n, p) for n, p in built.module.named_parameters() if p.requires_grad), strict=True)
-    got, wanted = (case.apply(gradients_of, loss, list(parameters)) for loss in (own, right))
+    got, wanted = (case.apply(gradient_of, loss, built.module) for loss in (own, right))
+    sizes = {n: p.numel() for n, p in built.module.named_parameters() if p.requires_grad}
+    parts = [x.split(list(sizes.values())) for x in (got, wanted)]
     case.close(
-        torch.cat([x.flatten() for x in got]), torch.cat([x.flatten() for x in wanted]),
-        "the gradient of the loss that the model gives is not that of the loss of its logits",
-        bound=max(_NEAR, 100 * case.tolerance()) * max(size_of(x) for x in wanted),
-        constants_allowed=True, cause=lambda: _cause(names, got, wanted),
+        got, wanted, "the gradient of the loss that the model gives is not that of the loss of its logits",
+        bound=max(_NEAR, 100 * case.tolerance()) * max(size_of(x) for x in parts[1]),
+        constants_allowed=True, cause=lambda: _cause(list(sizes), *parts),
     )  # fmt: skip
 
 
@@ -51,9 +51,11 @@ def mean_loss(logits: Tensor, labels: Tensor, smoothing: float, z_loss: float) -
     return ((1 - smoothing) * nll - smoothing * log_p.mean(-1) + z_loss * wide.logsumexp(-1).square()).mean()
 
 
-def gradients_of(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of a loss, zeros where it depends on nothing of a parameter."""
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+def gradient_of(loss: Tensor, module: nn.Module) -> Tensor:
+    """Return the gradient of a loss by all parameters, one behind another; zeros for what it does not depend on."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([x.flatten() for x in found])
 
 
 def _cause(names: Sequence[str], got: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:

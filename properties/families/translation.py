@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 
@@ -34,7 +36,7 @@ def judge_translation(case: Case, manners: Sequence[str]) -> None:
         got = _generated(case, built, source, steps, is_cached)
         alone = [_generated(case, built, source[b : b + 1], steps, is_cached)[0] for b in range(_ROWS)]
         for row, own in zip(got, alone, strict=True):
-            _judge_end(case, row, own, manner)
+            _judge_end(case, row, own, manner, partial(_kept_of_others, case, built, source, steps, is_cached))
         _judge_choices(case, built, source, alone, manner)
     case.witness()
 
@@ -65,13 +67,25 @@ def _generated(case: Case, built: Built, source: Tensor, steps: int, use_cache: 
     return got
 
 
-def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str) -> None:
+def _kept_of_others(case: Case, built: Built, source: Tensor, steps: int, is_cached: bool) -> str:
+    """Say whether it is rows of the batch that reach one another, or what an earlier call made of its source."""
+    with off_the_record(case):
+        new, used = (case.bench.pool.fresh(built.config, built.dtype) for _ in range(2))
+        wanted = _generated(case, new, source[1:2], steps, is_cached)
+        _generated(case, used, source[:1], steps, is_cached)
+        got = _generated(case, used, source[1:2], steps, is_cached)
+    if not torch.equal(got, wanted):
+        return "what an earlier call made of its source is used again for another one of the same shape"
+    return "what other rows of a batch are given reaches this one"
+
+
+def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str, cause: Callable[[], str]) -> None:
     """Require that a row is in a batch what it is alone, and one token behind that."""
     length = min(len(own), len(row))
     case.require(
         (row[:length] == own[:length]).all(), f"{manner} a source gets other tokens in a batch than alone",
         got=f"tokens {row[:length].tolist()}", expected=f"tokens {own[:length].tolist()}",
-        cause=lambda: "what other rows of a batch are given reaches this one",
+        cause=cause,
     )  # fmt: skip
     behind = row[length:]
     case.require(

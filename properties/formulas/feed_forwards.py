@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from veriformer.properties.definitions.feed_forward import ACTIVATIONS, Reading
 
-_OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+Activation = Callable[[Tensor], Tensor]
+
+_OTHERS: Mapping[str, Activation] = {
     "silu": functional.silu,
     "the sigmoid form of gelu, x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
     "leaky relu (0.01)": functional.leaky_relu,
@@ -29,11 +31,29 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu without its factor 1/2": lambda x: x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu whose error function lacks 1/sqrt(2)": lambda x: 0.5 * x * (1 + torch.erf(x)),
     "the tanh form of gelu without its cubic term": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * x)),
-    "the tanh form of gelu with sqrt(2 pi) for sqrt(2/pi)": lambda x: (
-        0.5 * x * (1 + torch.tanh(math.sqrt(2 * math.pi) * (x + 0.044715 * x**3)))
-    ),
     "no activation at all": lambda x: x,
 }
+
+
+def _tanh_gelu(outer: float = math.sqrt(2 / math.pi), cubic: float = 0.044715, power: int = 3) -> Activation:
+    return lambda x: 0.5 * x * (1 + torch.tanh(outer * (x + cubic * x**power)))
+
+
+_OF_GELU: Mapping[str, Activation] = {
+    "the tanh form of gelu with a square for its cube": _tanh_gelu(power=2),
+    **{
+        f"the tanh form of gelu with {words} for sqrt(2/pi)": _tanh_gelu(outer=value)
+        for words, value in (
+            ("sqrt(2 pi)", math.sqrt(2 * math.pi)), ("sqrt(2)/pi", math.sqrt(2) / math.pi), ("2/pi", 2 / math.pi),
+            ("sqrt(pi/2)", math.sqrt(math.pi / 2)), ("sqrt(2)/2", math.sqrt(2) / 2), ("1", 1.0),
+            ("sqrt(2)", math.sqrt(2)), ("sqrt(pi)/2", math.sqrt(math.pi) / 2),
+        )
+    },
+    **{
+        f"the tanh form of gelu with {value} for 0.044715": _tanh_gelu(cubic=value)
+        for value in (0.44715, 0.0044715, 0.04715, 0.0447, 0.044175, 0.47715, 0.004715)
+    },
+}  # fmt: skip
 
 
 def _without(pair: tuple[Tensor, Tensor | float]) -> tuple[Tensor, Tensor | float]:
@@ -43,7 +63,7 @@ def _without(pair: tuple[Tensor, Tensor | float]) -> tuple[Tensor, Tensor | floa
 def _formulas(reading: Reading, x: Tensor, name: str) -> Iterator[tuple[str, Tensor]]:
     weight, shift = reading.down
     inner = [x.double() @ w.T + b for w, b in reading.up]
-    named = {**{other: act for other, act in ACTIVATIONS.items() if other != "swiglu"}, **_OTHERS}
+    named = {**{other: act for other, act in ACTIVATIONS.items() if other != "swiglu"}, **_OTHERS, **_OF_GELU}
 
     def down(hidden: Tensor) -> Tensor:
         return hidden @ weight.T + shift

@@ -36,7 +36,7 @@ class _Attention(nn.Module):
         return scores + bias
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """A pre-norm layer; its two sums can be given another place to start from."""
 
     def __init__(self, c: DrawnConfig, attention: type[nn.Module] = _Attention) -> None:
@@ -63,7 +63,7 @@ def attention_is_lost() -> Subject:
 
     start = put(from_before, instead_of=from_behind)
 
-    class Layer(_Block):
+    class Layer(Block):
         def forward(self, x: Tensor) -> Tensor:
             attended = x + self.attention(self.norm1(x))
             return start(x, attended) + self.branch(attended)
@@ -103,7 +103,7 @@ def stream_is_dropped() -> Subject:
 
     joined: Callable[[nn.Module, Tensor, Tensor], Tensor] = put(whole, instead_of=of_branch)
 
-    class Layer(_Block):
+    class Layer(Block):
         def __init__(self, c: DrawnConfig) -> None:
             super().__init__(c)
             self.drop1, self.drop2 = DropPath(c.dropout), DropPath(c.dropout)
@@ -150,7 +150,7 @@ def scores_are_carried() -> Subject:
         def __init__(self, c: DrawnConfig) -> None:
             super().__init__()
             self.tokens, self.table = nn.Embedding(c.vocab_size, c.d_model), nn.Embedding(32, c.num_heads)
-            self.layers = nn.ModuleList(_Block(c, Shared) for _ in range(c.num_layers))
+            self.layers = nn.ModuleList(Block(c, Shared) for _ in range(c.num_layers))
 
         def forward(self, tokens: Tensor) -> Tensor:
             place = torch.arange(tokens.shape[1])
@@ -222,7 +222,7 @@ def narrow_tie_is_broken() -> Subject:
             super().__init__()
             self.tokens, self.places = nn.Embedding(c.vocab_size, 6), nn.Embedding(c.max_len, c.d_model)
             self.widen, self.narrow = nn.Linear(6, c.d_model), nn.Linear(c.d_model, 6)
-            self.layers, self.head = nn.ModuleList(_Block(c) for _ in range(c.num_layers)), nn.Linear(6, c.vocab_size)
+            self.layers, self.head = nn.ModuleList(Block(c) for _ in range(c.num_layers)), nn.Linear(6, c.vocab_size)
             self.head.weight = self.tokens.weight
             self.apply(drawn)
 

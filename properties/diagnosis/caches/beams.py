@@ -11,8 +11,10 @@ from veriformer.properties.diagnosis.caches.kept import steps_of
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
-_ORDER = [2, 0, 1]
-_INVERSE = [1, 2, 0]
+_ORDER = [2, 0, 3, 1]
+"""One cycle of four samples: applied twice, and turned round, it is another order each time."""
+_INVERSE = [1, 3, 0, 2]
+_TWICE = [_ORDER[n] for n in _ORDER]
 _PAST, _NEW = 4, 2
 _OVERWRITTEN = (
     ": rows are copied one after another in the same buffer, so that one is read after it was overwritten by another"
@@ -44,6 +46,10 @@ def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
         return "each sample goes on with its own past: the cache is not reordered"
     if shown == [{n} for n in _INVERSE]:
         return "each sample goes on as the inverse of the order has it: cache[order] and its inverse are mixed up"
+    if shown == [{n} for n in _TWICE]:
+        return (
+            "each sample goes on as the order has it when it is applied twice: what layers share is reordered by each"
+        )
     if shown == [{n, _ORDER[n]} for n in range(len(_ORDER))]:
         return (
             "each sample depends on two pasts after a reordering, its own and the one that it was taken from: "
@@ -89,6 +95,8 @@ def _kept(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
                     return f"after a reordering the cached {name} are those of the inverse order"
                 if -1 in taken and _heads_moved(first, second, "key" if name == "keys" else "value"):
                     return f"a reordering permutes the heads of the cached {name}, not the samples: the wrong axis"
+                if taken == _TWICE:
+                    return f"a reordering is applied twice to the cached {name}, by each layer that shares them, say"
                 told = f"after the order {_ORDER} the cached {name} are those of the samples {taken}"
                 return f"{told}{_OVERWRITTEN}" if taken == _one_by_one(_ORDER) else told
     if wrong["keys"] and wrong["values"]:

@@ -1,0 +1,33 @@
+"""Why train mode is not eval mode though nothing is dropped; part of `dropout.zero`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.engine.case import Case
+
+
+def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | None:
+    """Name the part that computes something else in eval mode, where train mode draws nothing.
+
+    Args:
+        case: of the failure.
+        built: its model.
+        call: calls it in a mode, `training`, with a seed.
+    """
+    if not torch.equal(call(training=True, seed=1), call(training=True, seed=2)):
+        return None
+    one, two = (partial(call, training=training) for training in (False, True))
+    where = where_it_enters(built.module, one, two, lambda t: t, case.tolerance(built))
+    if not where:
+        return None
+    return (
+        f"nothing is drawn, and the modes part {where}: what eval mode computes there in another way (weights that are "
+        "merged, say) is not what train mode computes"
+    )
