@@ -5,12 +5,23 @@ from __future__ import annotations
 import torch
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.segmentation import as_pairs, listed, rare_merge
 from veriformer.properties.engine.case import Case
+from veriformer.properties.formulas.merging import counts_cause
 
 _LETTERS = "abc"
 _SIZE = 262
 """Of a vocabulary that is trained: some merges behind 256 bytes."""
+_TELLING = tuple(
+    " ".join(word for word, n in zip(words.split(), counts, strict=True) for _ in range(n))
+    for words, counts in (
+        ("aabca acaccc cccb bca abab", (8, 6, 7, 3, 5)),
+        ("abcabd cabd dabc bdca ddab cab", (3, 9, 5, 4, 6, 2)),
+        ("banana bandana cabana anna nab", (4, 7, 3, 9, 6)),
+    )
+)
+"""Texts of which stale counts of each sort learn other merges."""
 
 
 def training_merges_the_most_frequent(case: Case) -> None:
@@ -36,10 +47,7 @@ def _of_frequent_words(case: Case) -> str:
 
 
 def _judge(case: Case, corpus: str, size: int) -> None:
-    trained = case.ask("train", [corpus], size)
-    model = Built(trained, case.config(), torch.float32, is_fresh=False)
-    merges = case.apply(as_pairs, case.ask("merges", built=model))
-    words = case.apply(listed, case.ask("words", corpus, built=model))
+    words, merges = _learnt(case, corpus, size)
     wrong = case.apply(rare_merge, words, merges)
     number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
     case.equal(
@@ -48,4 +56,17 @@ def _judge(case: Case, corpus: str, size: int) -> None:
         f"merge {number} of the training on {corpus!r} is not a most frequent pair"[:150],
         got=f"{pair}, which occurs {occurs} times",
         expected=f"a pair that occurs {most} times, as {better}",
+        cause=lambda: _cause(case),
     )
+
+
+def _learnt(case: Case, corpus: str, size: int) -> tuple[list[list[str]], list[tuple[str, ...]]]:
+    trained = case.ask("train", [corpus], size)
+    model = Built(trained, case.config(), torch.float32, is_fresh=False)
+    merges = case.apply(as_pairs, case.ask("merges", built=model))
+    return case.apply(listed, case.ask("words", corpus, built=model)), merges
+
+
+def _cause(case: Case) -> str | None:
+    with off_the_record(case):
+        return counts_cause(_learnt(case, corpus, _SIZE + 20) for corpus in _TELLING)

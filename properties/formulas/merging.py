@@ -1,10 +1,13 @@
-"""Wrong ways to apply the merges of byte-pair encoding: in another order than they were learnt in."""
+"""Wrong ways to learn the merges of byte-pair encoding, and to apply them: stale counts, and another order."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from veriformer.properties.definitions.segmentation import joined
 
 Ranks = Mapping[tuple[str, ...], int]
 Rule = Callable[[list[str], Ranks], list[str]]
@@ -127,3 +130,93 @@ _RULES: Iterable[tuple[str, Rule]] = (
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip
+
+
+Pair = tuple[str, ...]
+Update = Callable[["Counter[Pair]", list[Pair], list[Pair], Pair, int], None]
+"""Changes the counts by a word's pairs before and after a merge, the merged pair, and how often the word occurs."""
+
+
+def _taken_once(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    counts.subtract(before)
+    counts.update({p: n * times for p, n in Counter(after).items()})
+
+
+def _added_once(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    counts.subtract({p: n * times for p, n in Counter(before).items()})
+    counts.update(after)
+
+
+def _added_once_where_new(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    lost, new = Counter(before) - Counter(after), Counter(after) - Counter(before)
+    counts.subtract({p: n * times for p, n in lost.items()})
+    counts.update(new)
+
+
+def _lost_once(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    lost, new = Counter(before) - Counter(after), Counter(after) - Counter(before)
+    counts.subtract(lost)
+    counts.update({p: n * times for p, n in new.items()})
+
+
+def _never_taken(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    new = Counter(after) - Counter(before)
+    counts.update({p: n * times for p, n in new.items()})
+
+
+def _added_all_anew(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    counts.update({p: n * times for p, n in Counter(after).items()})
+
+
+def _never_changed(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    return
+
+
+_TAKEN = "a merge takes the old pairs of a word off the counts once, not as often as the word occurs"
+_ADDED = "a merge adds the new pairs of a word to the counts once, not as often as the word occurs"
+_UPDATES: tuple[tuple[str, Update], ...] = (
+    (_TAKEN, _taken_once),
+    (_TAKEN, _lost_once),
+    (_ADDED, _added_once),
+    (_ADDED, _added_once_where_new),
+    ("the pairs that a merge takes apart, those with its neighbours, are not taken off the counts", _never_taken),
+    ("the pairs of a word are added to the counts anew by each merge, and never taken off", _added_all_anew),
+    ("the counts of pairs are those before the first merge: none changes them", _never_changed),
+)
+
+
+def counts_cause(learnt: Iterable[tuple[list[list[str]], Sequence[Sequence[str]]]]) -> str | None:
+    """Name the wrong counts of which every merge is of a most frequent pair, where they are those of one rule.
+
+    It must be so of most texts: what is merged again, or counted where it is no more, is kept in several ways.
+
+    Args:
+        learnt: for several texts their words, each a list of symbols, and the merges learnt of it, the first first.
+    """
+    seen = list(learnt)
+    fits: Counter[str] = Counter()
+    for name, update in _UPDATES:
+        fits[name] = max(fits[name], sum(_explains(*one, update) for one in seen))
+    (best, most), (_, second) = fits.most_common(2)
+    return f"counts go stale: {best}" if 2 * most > len(seen) and second < most else None
+
+
+def _explains(words: list[list[str]], merges: Sequence[Sequence[str]], update: Update) -> bool:
+    corpus = Counter(tuple(word) for word in words)
+    counts: Counter[Pair] = Counter()
+    for symbols, times in corpus.items():
+        for neighbours in itertools.pairwise(symbols):
+            counts[neighbours] += times
+    for one in merges:
+        pair = tuple(one)
+        if counts[pair] != max(counts.values(), default=0):
+            return False
+        merged: Counter[tuple[str, ...]] = Counter()
+        for symbols, times in corpus.items():
+            pieces = joined(list(symbols), pair)
+            merged[tuple(pieces)] += times
+            if len(pieces) < len(symbols):
+                update(counts, [*itertools.pairwise(symbols)], [*itertools.pairwise(pieces)], pair, times)
+        del counts[pair]
+        corpus = merged
+    return True

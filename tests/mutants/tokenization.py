@@ -162,7 +162,7 @@ def never_the_longest() -> Subject:
     "TK-stale-counts",
     "While training, a merge takes the pairs of a word off the counts once, not as often as the word occurs",
     killed_by=("tokenizer.bpe-merges",),
-    cause="not a most frequent pair",
+    cause="not as often as the word occurs",
 )
 def stale_counts() -> Subject:
     def train(texts: list[str], vocab_size: int) -> BytePairEncoding:
