@@ -25,6 +25,7 @@ from veriformer.properties.diagnosis.norms import wrong_widths
 from veriformer.properties.diagnosis.places.batches import TOKENWISE
 from veriformer.properties.diagnosis.places.lookups import lookup_opinion
 from veriformer.properties.diagnosis.places.nonfinite import nonfinite_opinion
+from veriformer.properties.diagnosis.places.overwriting import overwriting_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
 from veriformer.properties.diagnosis.precision import precision_cause
@@ -64,6 +65,7 @@ _OF_ROWS = (
     "attention.attends", "batch.", "dropout.mean", "ffn.position-wise", "norm.per-token", "numerics.stateless",
     "padding.", "permutation.", "positions.", "training.",
 )  # fmt: skip
+_OF_ROUTES = ("batch.", "ffn.", "gradients.", "parameters.all-used", "permutation.", "router.", "training.", "twin.")
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
 _OF_MERGES = ("attention.", "batch.", "causality.", "cross_attention.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
@@ -88,6 +90,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(lookup_opinion, _WHOLE, ("permutation.broken", "positions.order", "parameters.all-used"), "before"),
+    Opinion(overwriting_opinion, _ORDINARY, _OF_ROUTES, "before"),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
     Opinion(odd_positions, PER_POSITION, _OF_LENGTHS),
     Opinion(wrong_widths, ("norm",), ("gradients.", "norm.")),

@@ -174,6 +174,14 @@ def _depends(
         ]
 
 
+_ALL = ": it is taken over all {words}s at once"
+_SAID = {
+    "roll": ": what is rolled past one end comes in at the other, and is not hidden there",
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "norm", "logsumexp", "std", "var"), _ALL),
+}
+"""What an operation does that mixes places, by its name."""
+
+
 def _differs(a: Tensor, b: Tensor, limit: float) -> Tensor:
     if a.shape != b.shape:
         return torch.zeros_like(a, dtype=torch.bool)
@@ -189,7 +197,10 @@ def _told(step: _Noted, of: Tensor, to: Tensor, wrong: Tensor, crossing: Crossin
         return f"{place}: one number of it is of all {crossing.words}s, and outputs read it: it reduces over them"
     pairs = [(s, t) for s, t in crossing.forbidden.nonzero().tolist() if bool((of[s] & to[t] & wrong).any())]
     inputs, outputs = (sorted({pair[i] for pair in pairs}) for i in (0, 1))
-    return f"{place}: what comes from {_places(inputs, crossing.words)} goes to {_places(outputs, 'output')} alone"
+    what = _SAID.get(step.name, "").format(words=crossing.words)
+    return (
+        f"{place}: what comes from {_places(inputs, crossing.words)} goes to {_places(outputs, 'output')} alone{what}"
+    )
 
 
 def _places(found: list[int], words: str) -> str:

@@ -26,6 +26,8 @@ _MENDED = (
     "gradients.gradcheck", "dropout.", "numerics.stateless", "numerics.grad-mode", "parameters.registered",
 )  # fmt: skip
 """Properties of which a slip of a forward, or of `build`, may be what breaks them."""
+_OWN_NUMBERS = ("tokenizer.",)
+"""Properties that hold a subject to numbers of its own, its merges or scores: other numbers mend them as well."""
 _DIFFERENCES = (
     "causality.declared-bidirectional-is", "padding.mask-matters", "positions.order-matters", "attention.attends",
     "parameters.all-used",
@@ -52,7 +54,11 @@ def repairs_of(bench: Workbench, failures: Sequence[Failure]) -> dict[str, str]:
     if bench.pool.is_large or bench.device.type != "cpu":
         return {}
     told: dict[str, str] = {}
-    looked = [f for f in failures if f.prop.id.startswith(_MENDED) and f.prop.id not in _DIFFERENCES][:_FAILURES]
+    looked = [
+        f
+        for f in failures
+        if f.prop.id.startswith(_MENDED) and f.prop.id not in _DIFFERENCES and not f.prop.id.startswith(_OWN_NUMBERS)
+    ][:_FAILURES]
     costs = {f.prop.id: seconds for f in looked if (seconds := _seconds_of(bench, f)) is not None}
     looked = [f for f in looked if f.prop.id in costs]
     left = sorted((f for f in looked if not f.is_question), key=lambda f: costs[f.prop.id])
