@@ -63,6 +63,9 @@ def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: s
 _PLACE = re.compile(
     r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
     r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times|^it begins with|^fails wherever"
+    r"|or the kept keys and values themselves|what it keeps of those before, or|is not the derivative"
+    r"|does not give the derivative|^right up to|^wrong (at|from)|^influence from|positions of later chunks are not"
+    r"|give other numbers than by themselves|more than once, or misses|^the loss is wrong for|^what the mask hides"
 )
 """Of what tells where, or that, something goes wrong, and not what is done there."""
 

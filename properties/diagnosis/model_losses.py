@@ -103,6 +103,11 @@ def _besides(loss: Loss, logits: Tensor, labels: Tensor, offset: int, share: flo
     if abs(share - 1) < _NEAR:
         return Scored(offset, share, None, "the losses are summed, not averaged")
     total = labels.numel()
+    if offset and labels.ndim == 2:
+        rolled, _ = loss_of_rows(logits, labels.roll(-offset, 1), 0.0, -100)
+        if abs(float(rolled) - base) < 1e-3 * max(1.0, abs(base)):
+            told = "the labels are rolled, not cut: the last row of each sample is scored by its first label"
+            return Scored(offset, share, None, told)
     if offset and abs(share * total - 1) < _NEAR:
         return Scored(offset, share, None, f"the sum over {count} labels is divided by {total}")
     if offset > 0 and labels.ndim == 2 and abs(share * (total - offset) - 1) < _NEAR:

@@ -157,6 +157,8 @@ def _parts_cause(share: Tensor, axis: int) -> str | None:
         if bool((rows == rows[:, :1, :1]).all()):
             where = "step of time" if other == axis == 1 else f"place along axis {other}"
             return f"one decision is drawn for each {where}, the same for all samples: the axes are confused"
+    if bool((dropped == dropped[..., :1]).all()):
+        return "one decision is drawn for each position of each sample, not for the sample"
     return "every entry is drawn by itself, as in dropout"
 
 

@@ -202,9 +202,14 @@ def _fates(shares: tuple[float, float], total: int) -> str:
     return f"{told}: {words}" if off(guess) < 1 else told
 
 
+_ONE_DRAW = (
+    "as where the number that chooses a token decides what becomes of it too: one draw for both, or two of one seed"
+)
 _SLIPS = (
     ("1 in 10 of those that are not masked is replaced, where 1 in 2 must be", (0.8, 0.02)),
-    ("all are masked", (1.0, 0.0)),
+    (f"all are masked, {_ONE_DRAW}", (1.0, 0.0)),
+    (f"none is masked, {_ONE_DRAW}", (0.0, 1 / 3)),
+    (f"none is masked, {_ONE_DRAW}", (0.0, 2 / 3)),
     ("none is left as it is", (0.8, 0.2)),
     ("none is replaced", (0.8, 0.0)),
     ("masks are overwritten by random tokens", (0.72, 0.18)),

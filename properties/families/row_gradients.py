@@ -58,7 +58,8 @@ def gradients_add_up(case: Case, built: Built) -> None:
             told = wrong_lengths(
                 lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens"
             )
-        return "; ".join(filter(None, (f"the gradient of {', '.join(bad)} misses some tokens", told)))
+        what = f"the gradient of {', '.join(bad)} counts some tokens more than once, or misses some"
+        return "; ".join(filter(None, (what, told)))
 
     case.close(
         together, parts,

@@ -94,7 +94,8 @@ def test_a_report_shows_itself_on_a_screen_and_in_a_notebook(report: Report) -> 
     text = repr(report)
     assert len(text) < 5000
     assert max(map(len, text.splitlines())) <= 80
-    assert "likely    influence exactly one step ahead" in text
+    assert "likely    one change makes it right: `return TinyLanguageModel(config," in text
+    assert "influence exactly one step ahead: the mask's diagonal is off by one" in " ".join(text.split())
     assert text.count("influence   of input s") == 1
     assert "causality.first-token, anatomy.mask fail of" in " ".join(text.split())
     assert report._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')

@@ -279,6 +279,8 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
         return "positions start at the length of the chunk before, not at that of all before"
     if later == [n + s for n, s, _ in read[1:]]:
         return "the count of cached tokens is advanced by the chunk before its positions are made"
+    if later == [read[1][0] + n for n in range(len(later))] and len(later) > 1:
+        return "behind the first chunk calls are counted, not tokens: each chunk moves positions on by one"
     if (ends := _stands_still(past, later)) is not None:
         return ends
     steps = {start - n for n, start in zip(past, later, strict=True)}

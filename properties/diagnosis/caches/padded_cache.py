@@ -73,8 +73,11 @@ def _positions(runs: CachedRuns) -> str | None:
         if -1 in got or -1 in there:
             return None
         if got != there:
-            return (
+            told = (
                 f"behind {_PADS} padded positions the real tokens of chunk {number + 1} stand at positions {got} with "
                 f"the cache and at {there} in the whole batch"
             )
+            if all(one - other == _PADS for one, other in zip(got, there, strict=True)):
+                return f"{told}: with the cache positions count padded tokens too (all that is cached), else real ones"
+            return told
     return None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.measured import tolerance_of
 from veriformer.properties.causes.replacing import Replaced, Run, Within, line_that_parts
-from veriformer.properties.causes.tracing.lines import apart, told
+from veriformer.properties.causes.tracing.lines import apart, text_of, told
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import attentions, rows_of
@@ -84,6 +84,8 @@ def amount_cause(masked: Masked, side: str) -> str | None:
     if weighed := _weighed(amount):
         return weighed
     found = line_that_parts(amount.alone, amount.among, amount.within, amount.agrees, amount.limit() / 4)
+    if found and text_of(found.long.file, found.long.number).startswith("return "):
+        found = None  # of what is returned it is no news that the outputs are right with it
     return _said(amount, found) if found else _scaled(amount) or _in_parts(amount) or _behind(amount)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -73,12 +75,21 @@ def candidates_of(run: Callable[[], object]) -> Iterator[Repair]:
 
 def _words(rewriting: Rewriting) -> str:
     edit = rewriting.edit
-    shown, mended = (" ".join(text.split()) for text in (edit.shown, edit.mended))
+    shown, mended = " ".join(edit.shown.split()), _plain(edit.mended)
     if edit.new == "pass":
         return f"without `{shown}`"
     if mended == "behind the next statement":
         return f"`{shown}` behind the statement that follows it"
     return f"`{mended}` in place of `{shown}`"
+
+
+def _plain(text: str) -> str:
+    """Return a statement as one writes it, without parentheses that say nothing; as it is where it is none."""
+    try:
+        plain = " ".join(ast.unparse(ast.parse(textwrap.dedent(text))).split())
+        return plain if '"' in plain or '"' not in text else plain.replace("'", '"')
+    except SyntaxError:
+        return " ".join(text.split())
 
 
 def anew(bench: Workbench) -> Workbench:

@@ -112,7 +112,9 @@ def _told(found: list[Repair]) -> str:
     lines: dict[tuple[str, int], list[str]] = {}
     for repair in found:
         lines.setdefault((repair.file, repair.number), []).append(repair.told)
+    most = 2 if len(lines) == 1 else 1
     parts = [
-        f"{' or '.join(dict.fromkeys(told))} at {Path(file).name}:{number}" for (file, number), told in lines.items()
+        f"{' or '.join([*dict.fromkeys(told)][:most])} at {Path(file).name}:{number}"
+        for (file, number), told in lines.items()
     ]
     return f"one change makes it right: {'; or '.join(parts)}"

@@ -78,19 +78,24 @@ class Weighing:
             return [], []
         given = {n: self._given(r) for n, r in left}
         left = [(n, r) for n, r in left if self._leaves_the_rest(given[n]) and self._breaks_nothing(r)]
+        if still := [(n, r) for n, r in left if not given[n].other_than(self._as_it_is)]:
+            # what leaves plain calls as they were is meant before what moves them, and of that what these do not reach
+            plain = lines_of(lambda: given_by(anew(self.bench)))
+            left = [(n, r) for n, r in still if (r.file, r.number) not in plain] or still
         if not left or any(given[n].other_than(given[left[0][0]]) for n, _ in left):
             return [], []
         rank = min(r.rank for _, r in left)
         lines: dict[tuple[str, int], list[int]] = {}
         for n, r in left:
-            if r.rank == rank:
-                lines.setdefault((r.file, r.number), []).append(n)
-        named = [n for numbers in lines.values() for n in numbers[:_NAMED]]
-        if len(lines) > _LINES or not all(self._passes(r) for n, r in left if n in named):
+            on_line = lines.setdefault((r.file, r.number), [])
+            if r.rank == rank and len(on_line) < _NAMED and self._passes(r):
+                on_line.append(n)
+        named = [numbers for numbers in lines.values() if numbers]
+        if not named or len(named) > _LINES:
             return [], []
-        first = left[0][1]
+        first = next(r for n, r in left if n == named[0][0])
         mended = [n for n, f in enumerate(self.failures) if n == 0 or self.mends(f, first)]
-        return named, mended
+        return [n for numbers in named for n in numbers], mended
 
     def _passes(self, repair: Repair) -> bool:
         """Whether all that failed is found no violation of, as thoroughly as it was looked for at first."""

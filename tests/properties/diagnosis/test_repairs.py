@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from veriformer.properties import Subject, check
+from veriformer.properties import Subject
+from veriformer.properties.bench.profiles import Settings
+from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.diagnosis.repairs import (
     slips_of_axes,
     slips_of_masks,
@@ -17,7 +19,11 @@ from veriformer.properties.diagnosis.repairs import (
     slips_of_orders,
     slips_of_pieces,
 )
+from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.mending import Mended, sites_of
+from veriformer.properties.diagnosis.repairs.search import repairs_of
+from veriformer.properties.judging.catalogue import catalogue, select
+from veriformer.properties.judging.judge import Judge
 from veriformer.properties.subject.sizes import DrawnConfig
 
 BLOCK = 4
@@ -68,20 +74,28 @@ def windowed(module: type[nn.Module]) -> Subject:
     )
 
 
-def causes(subject: Subject) -> list[str]:
-    failures = [r for r in check(subject, profile="quick").results if r.outcome in ("FAIL", "OPEN")]
-    return [r.counterexample.cause for r in failures if r.counterexample]
+def mended(subject: Subject) -> dict[str, str]:
+    """Return which change mends failures of a subject, by the id of the property."""
+    judge = Judge(subject, Settings(profile="quick"))
+    results = [judge.judge(prop) for prop in select(only=("padding",))]
+    failures = [
+        Failure(catalogue()[r.id], r.counterexample.choices)
+        for r in results
+        if r.outcome == "FAIL" and r.counterexample
+    ]
+    bench = Workbench(judge.resolved, judge.settings)
+    return repairs_of(bench, failures) if failures else {}
 
 
 def test_a_mask_that_is_filled_up_with_the_wrong_value_is_told_with_its_line() -> None:
-    told = [cause for cause in causes(windowed(Tailed)) if "one change makes it right" in cause]
-    assert told
+    told = mended(windowed(Tailed))
     begins = "one change makes it right: `return functional.pad(real, (0, short), value=False)` in place of"
-    assert all(cause.startswith(begins) for cause in told), told
+    assert told
+    assert all(sentence.startswith(begins) for sentence in told.values()), told
 
 
 def test_of_the_right_one_nothing_is_told() -> None:
-    assert not [cause for cause in causes(windowed(Windowed)) if "one change" in cause]
+    assert not mended(windowed(Windowed))
 
 
 def called(run: Callable[[], Tensor]) -> dict[str, set[str]]:
