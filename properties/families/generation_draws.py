@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 
 _MOST = 4096
@@ -58,7 +59,7 @@ def tokens_are_drawn(case: Case, built: Built, top_k: int | None) -> None:
         f"{most} samples of one prompt do not draw tokens by the probabilities that are returned",
         got=", ".join(f"token {i}: {int(counts[i])} times" for i in counts.topk(2).indices.tolist()),
         expected=", ".join(f"{float(most * said[i]):.4g} times" for i in counts.topk(2).indices.tolist()),
-        cause=lambda: draws_cause(counts, said),
+        cause=lambda: draws_cause(counts, said, _whole(case, built, prompt, given), given.get("temperature", 1.0)),
     )
 
 
@@ -115,16 +116,39 @@ def _joined(seen: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def draws_cause(counts: Tensor, said: Tensor) -> str | None:
-    """Name the rule by which tokens are drawn, where it is one that is known."""
+def _whole(case: Case, built: Built, prompt: Tensor, given: dict[str, Any]) -> Tensor:
+    """Return the probabilities `[V]` of all tokens at the temperature, before anything is cut."""
+    with off_the_record(case), torch.no_grad():
+        logits = case.call(built, prompt)[0, -1].detach().double().cpu()
+    return (logits / given.get("temperature", 1.0)).softmax(-1)
+
+
+def draws_cause(counts: Tensor, said: Tensor, whole: Tensor, temperature: float) -> str | None:
+    """Name the rule by which tokens are drawn, where it is one that is known.
+
+    Args:
+        counts: `[V]`, how often each token was drawn.
+        said: `[V]`, its probability as it is returned.
+        whole: `[V]`, its probability before anything is cut.
+        temperature: that it was drawn at.
+    """
     if int((counts > 0).sum()) == 1:
         return "all samples of a batch get one and the same draw"
-    if outside := int(counts[said <= 0].sum()):
-        return (
-            f"{outside} of {int(counts.sum())} draws are of tokens whose returned probability is 0: tokens are drawn "
-            "before the distribution is cut (top k, top p), or from another one than is returned"
-        )
     among = said > 0
+    if outside := int(counts[said <= 0].sum()):
+        told = f"{outside} of {int(counts.sum())} draws are of tokens whose returned probability is 0"
+        ranked = torch.where(torch.arange(len(said)) < int(among.sum()), said.sort(descending=True).values, 0.0)
+        if float(chance_of(counts, ranked)) > _FITS:
+            return f"{told}: the place of a token among the best is given for its number, which is not looked up"
+        if len(whole) == len(said) and float(chance_of(counts, whole)) > _FITS:
+            return f"{told}: tokens are drawn before the distribution is cut (top k, top p)"
+        return f"{told}: they are drawn from another distribution than is returned"
+    plain = torch.where(among, said**temperature, 0.0)
+    if abs(temperature - 1) > 1e-2 and float(chance_of(counts, plain / plain.sum())) > _FITS:
+        return (
+            "tokens are drawn at temperature 1 whatever is given, while the returned probabilities follow it: noise "
+            "that is added to the logits is divided by it too, say"
+        )
     rules: list[tuple[str, Callable[[], Tensor]]] = [
         ("every token is as likely as any other", lambda: torch.ones_like(said)),
         ("every token of a probability above 0 is as likely as any other", lambda: among.double()),

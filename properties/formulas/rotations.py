@@ -15,6 +15,8 @@ from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.sizes import DrawnConfig
 
 _NEAR = (1, 2, 5, 100)
+_GROWN = 70
+"""Positions up to which a table that grows has grown once."""
 _FAR = (77, 203, 357, 501)
 """Numbers of which bfloat16, with its eight bits, does not have all, at angles that half precision rounds by far."""
 
@@ -38,7 +40,7 @@ def _rotated_by(case: Case, config: DrawnConfig) -> str | None:
     """Return the formula at one size; an empty sentence where it is the right one, None where none or several fit."""
     built = case.bench.pool.get(config, judged_dtypes(case.bench)[-1])
     width = built.config.d_head
-    if (told := _index_for_position(case, built)) is not None:
+    if (told := _index_for_position(case, built) or _begins_again(case, built)) is not None:
         return told
     seen = torch.stack([_matrix(case, built, p) for p in _NEAR])
     if not bool(seen.isfinite().all()):
@@ -98,6 +100,19 @@ def _index_for_position(case: Case, built: Built) -> str | None:
             if unread
             else "tokens at one and the same position turn by different angles: the index in the sequence enters too"
         )
+    return None
+
+
+def _begins_again(case: Case, built: Built) -> str | None:
+    """Whether positions from some number on are rotated as those from 0 on: rows that a table grew by."""
+    longest = min(int(case.subject.fact("max_len", _GROWN)), _GROWN)
+    unit = torch.eye(built.config.d_head, dtype=torch.float64)
+    for position in range(2, longest - 2):
+        if float((_matrix(case, built, position) - unit).abs().max()) < 1e-6:
+            same = [_matrix(case, built, p) - _matrix(case, built, position + p) for p in (1, 2)]
+            if all(float(x.abs().max()) < 1e-6 for x in same):
+                return f"from position {position} on angles are those of positions 0, 1, 2 ...: they begin again"
+            return None
     return None
 
 
