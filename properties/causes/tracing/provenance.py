@@ -105,7 +105,7 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
     depends = list(_depends(run, x, other, notes.steps, axis, limit))
     if not depends:
         return None
-    mixed = False
+    mixed, whole = False, ""
     for number, step in enumerate(notes.steps):
         for which in range(len(step.outputs)):
             to = torch.stack([r[number][which] for r in reached])  # [outputs, numbers]
@@ -115,9 +115,19 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
             if step.file and bool(wrong.any()):
                 told = _unsorted(notes.sorts)
                 place = _told(step, of, to, wrong, crossing, may_reduce=not told) + told
-                return f"the latest at {place}" if mixed else place
+                return f"the latest at {place}{whole}" if mixed else place
+            if step.file and not whole and axis == 1 and bool(of.all() and to.any(1).sum() > 1):
+                whole = _of_all(step, crossing.words)
             mixed |= bool(((of.sum(0) > 1) & (bad & to).any(0)).any())
     return None
+
+
+def _of_all(step: _Noted, words: str) -> str:
+    return (
+        f"; at {Path(step.file).name}:{step.number}: `{text_of(step.file, step.number)}` numbers are of all {words}s "
+        "at once, later ones too, and outputs at each read them: a sum over the whole sequence where a running one is "
+        "meant, say"
+    )
 
 
 def sorted_at(run: Callable[[], object]) -> bool:

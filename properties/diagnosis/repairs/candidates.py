@@ -53,6 +53,7 @@ class Repair:
         told: the change, in words behind "one change makes it right: ".
         rank: how much is changed; 0 is least.
         made: makes the change for a while.
+        of_call: whether it is behind a call, not in the source.
     """
 
     file: str
@@ -60,6 +61,7 @@ class Repair:
     told: str
     rank: int
     made: Callable[[], AbstractContextManager[Any]]
+    of_call: bool = False
 
 
 def candidates_of(run: Callable[[], object]) -> Iterator[Repair]:
@@ -70,7 +72,7 @@ def candidates_of(run: Callable[[], object]) -> Iterator[Repair]:
         line = text_of(site.file, site.number)
         for slip in slips:
             rank = TERM if slip.leaves_out else SLIP
-            yield Repair(site.file, site.number, f"{slip.told} in `{line}`", rank, partial(Mended, site, slip))
+            yield Repair(site.file, site.number, f"{slip.told} in `{line}`", rank, partial(Mended, site, slip), True)
 
 
 def _words(rewriting: Rewriting) -> str:

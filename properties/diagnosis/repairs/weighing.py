@@ -88,7 +88,8 @@ class Weighing:
         lines: dict[tuple[str, int], list[int]] = {}
         for n, r in left:
             on_line = lines.setdefault((r.file, r.number), [])
-            if r.rank == rank and len(on_line) < _NAMED and self._passes(r):
+            many = 1 if r.of_call else _NAMED  # what the source says in another way is not told twice
+            if r.rank == rank and len(on_line) < many and self._passes(r):
                 on_line.append(n)
         named = [numbers for numbers in lines.values() if numbers]
         if not named or len(named) > _LINES:
