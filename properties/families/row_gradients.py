@@ -58,7 +58,8 @@ def gradients_add_up(case: Case, built: Built) -> None:
             told = wrong_lengths(
                 lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens"
             )
-        what = f"the gradient of {', '.join(bad)} counts some tokens more than once, or misses some"
+            counted = _counted(weights, case.caller(built), x, probe)
+        what = f"the gradient of {', '.join(bad)} {counted or 'counts some tokens more than once, or misses some'}"
         return "; ".join(filter(None, (what, told)))
 
     case.close(
@@ -129,6 +130,38 @@ def _is_off(
     call = case.caller(built)
     together = _gradients(weights, call, x[:count], probe[:count], count)
     return bool(((together - _gradients(weights, call, x[:count], probe[:count], 1)).abs() > bound).any())
+
+
+def _counted(
+    weights: list[torch.nn.Parameter], call: Callable[[Tensor], Tensor], x: Tensor, probe: Tensor
+) -> str | None:
+    """Tell how often each token is counted, by what it adds by itself; None where that is no whole number."""
+    out, times = call(x[None])[0], []
+    for token in range(len(x)):
+        added = torch.autograd.grad(
+            (out[token] * probe[token]).sum(), weights, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        got = torch.cat([g.flatten() for g in added])
+        alone = _gradients(weights, call, x[token : token + 1], probe[token : token + 1], 1)
+        factor = float((got * alone).sum() / (alone * alone).sum().clamp_min(1e-30))
+        if abs(factor - round(factor)) > 1e-2 or float((got - factor * alone).abs().max()) > 1e-2 * size_of(alone):
+            return None
+        times.append(round(factor))
+    missed = [t for t, n in enumerate(times) if n == 0]
+    more = [t for t, n in enumerate(times) if n > 1]
+    if not missed and not more:
+        return None
+    told = []
+    if missed:
+        at = (
+            f"{missed[0]} to {missed[-1]}"
+            if len(missed) == missed[-1] - missed[0] + 1
+            else ", ".join(map(str, missed[:8]))
+        )
+        told.append(f"misses {len(missed)} of {len(x)} tokens, {at}")
+    if more:
+        told.append(f"counts {len(more)} of {len(x)} tokens {times[more[0]]} times, {', '.join(map(str, more[:8]))}")
+    return " and ".join(told)
 
 
 def _gradients(

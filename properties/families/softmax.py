@@ -313,40 +313,6 @@ def order_is_preserved(case: Case) -> None:
     case.witness()
 
 
-@holds(
-    "softmax.jacobian",
-    statement="The derivative of softmax is diag(p) - p p^T, finite for saturated and masked rows.",
-    formula="d w_i / d x_j = w_i (delta_ij - w_j); rows of the Jacobian sum to 0",
-    source="Derivative of the definition.",
-    kinds=("softmax",),
-    level="extended",
-    unless=_NO_SINK,
-    catches=("PM02",),
-)
-def the_jacobian_is_the_known_one(case: Case) -> None:
-    """Checked as vector-Jacobian products with random vectors; one row is saturated, one has masked entries."""
-    built = case.built()
-    width = case.integer("S", 2, 9)
-    scores = case.normal(4, width, dtype=built.dtype, scale=2.0)
-    scores[1, 0] = 60.0
-    scores[2, 0] = -torch.inf
-    leaf = scores.detach().clone().requires_grad_()
-    weights = _softmax(case, built, leaf)
-    if not weights.requires_grad:
-        case.reject("the subject gives no gradient")
-    probe = case.normal(4, width, dtype=built.dtype)
-    (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
-    case.finite(got, "the gradient of a saturated or masked row is NaN or infinite")
-    exact, wide = softmax_oracle(scores), probe.double().cpu()
-    expected = exact.cpu() * (wide - (exact.cpu() * wide).sum(dim=-1, keepdim=True))
-    # p, p g and their sum each carry the error of p; two products and a sum over S follow
-    bound = (
-        4 * softmax_bound(scores, built.dtype).amax() + rounding_bound(built.dtype, width, operations=3)
-    ) * wide.abs().amax()
-    case.close(got, expected.to(got.device), "the gradient is not that of softmax", bound=float(bound))
-    case.witness()
-
-
 _DTYPES = ("float32", "float16", "bfloat16")
 
 

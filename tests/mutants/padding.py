@@ -203,7 +203,7 @@ def fill_of_another_dtype() -> Subject:
     "RB09",
     "Windows are padded behind the mask, so that the zeros of an incomplete window are seen as keys",
     killed_by=("padding.amount-irrelevant",),
-    cause="with what this line gives without padding",
+    cause="the positions of an incomplete last part",
 )
 def unmasked_rest() -> Subject:
     seen = put(True, instead_of=False)

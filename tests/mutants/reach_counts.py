@@ -82,7 +82,7 @@ class _RowsOfGain(nn.Module):
     "reach-gain-rows",
     "Of more than 32 rows each of 32 workers adds up as many gradients of the gain, and what is left over goes unadded",
     killed_by=("norm.per-token",),
-    cause="the gradient of gain misses some tokens",
+    cause="the gradient of gain misses",
 )
 def rows_left_over() -> Subject:
     def worked(terms: Tensor) -> Tensor:
