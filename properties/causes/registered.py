@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -233,8 +234,19 @@ def _sorts(module: nn.Module) -> dict[str, list[str]]:
     return {sort: names for sort, names in sorts.items() if names}
 
 
-def lost_cause(module: nn.Module, lost: list[str]) -> str | None:
+def lost_cause(module: nn.Module, lost: list[str], groups: list[dict[str, Any]]) -> str | None:
     """Say what parameters have in common that stand in no group of an optimiser: they are never trained."""
+    told = _lost(module, lost)
+    empty = [number for number, group in enumerate(groups) if not list(group["params"])]
+    if told and empty:
+        told += (
+            f"; group {empty[0]} of {len(groups)} holds none at all: what it is made of was empty by then (a generator "
+            "that was gone through before, or a rule that no name or shape fulfils)"
+        )
+    return told
+
+
+def _lost(module: nn.Module, lost: list[str]) -> str | None:
     parts, tables = dict(module.named_modules()), []
     bare, owners = [], set()
     for name in lost:

@@ -58,8 +58,7 @@ def layers_follow_one_another(case: Case) -> None:
     case.equal(
         norms, [], f"one norm stands in {len(norms)} places, {', '.join(norms[:3])} among them",
         got="one gain for all of them", expected="a gain of its own for each",
-        cause=lambda: f"{', '.join(norms[:3])} are one module with one set of weights: what makes norms gives the same "
-        "one each time (a cache, say, or a default argument)", asks=("shared_layers", True),
+        cause=lambda: _one_for_several(built.module, norms), asks=("shared_layers", True),
     )  # fmt: skip
     for fact, value in (("stacked", False), ("structure", "other")):
         if case.subject.fact(fact) == value:
@@ -115,6 +114,22 @@ def norms_in_several_places(module: nn.Module) -> list[str]:
         if is_norm(part) and any(True for _ in part.parameters()):
             places.setdefault(id(part), []).append(name)
     return max(places.values(), key=len) if any(len(names) > 1 for names in places.values()) else []
+
+
+def _one_for_several(module: nn.Module, norms: list[str]) -> str:
+    """Say what is shared beside a norm: all that its owners hold, where they are copies of one another, or it alone."""
+    owners = [name.rpartition(".")[0] for name in norms]
+    held = {name: {id(p) for p in module.get_submodule(name).parameters()} for name in owners}
+    copies = [name for name in held if held[name] == held[owners[0]] and name]
+    if len(copies) > 1 and len({id(module.get_submodule(name)) for name in copies}) > 1:
+        return (
+            f"{', '.join(copies[:3])} are modules of their own that hold the very same parts, all weights included: "
+            "copies that copy no part (copy.copy for copy.deepcopy), one set of weights applied several times"
+        )
+    return (
+        f"{', '.join(norms[:3])} are one module with one set of weights: what makes norms gives the same one each time "
+        "(a cache, say, or a default argument)"
+    )
 
 
 def listed_twice(module: nn.Module, of_layers: list[str]) -> list[str]:

@@ -96,12 +96,28 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     is_zero = values == 0
     case.close(values[~is_zero], torch.full_like(values[~is_zero], kept), f"{name} does not scale what it keeps",
                bound=8 * epsilon(x.dtype) * kept, constants_allowed=True,
-               cause=lambda: f"what is kept is scaled by {float(values.max()):.4g}, not by {kept:.4g}")  # fmt: skip
+               cause=lambda: _scaled_cause(float(values.max()), rate, kept))  # fmt: skip
     dropped = is_zero.sum()
     low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, SAMPLES, rate))
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
+
+
+def _scaled_cause(factor: float, rate: float, kept: float) -> str:
+    """Say by what is scaled what is kept, and which slip gives this number."""
+    known = (
+        (1.0, "it is not scaled at all: no division by 1 - p, or one whose result goes nowhere"),
+        (1 - rate, "it is multiplied by the share that is kept, 1 - p, and not divided by it"),
+        (1 / rate, "it is divided by the share that is dropped, p, and not by the one that is kept, 1 - p"),
+        (rate, "it is multiplied by the share that is dropped, p"),
+        (1 / (1 - rate), "it is divided by the share that is kept, 1 - p"),
+        (1 / (1 - rate) ** 2, "it is divided by the share that is kept, 1 - p, twice"),
+        (1 / (1 + rate), "it is divided by 1 + p"),
+    )
+    fits = [words for number, words in known if abs(factor - number) < 1e-3 * number and abs(number - kept) > 1e-3]
+    told = f"what is kept is scaled by {factor:.4g}, not by {kept:.4g}"
+    return f"{told}: {fits[0]}" if fits else told
 
 
 def _layers(case: Case, built: Built) -> list[str]:

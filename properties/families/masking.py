@@ -70,9 +70,9 @@ def masking_follows_bert(case: Case) -> None:
     slack = 0.1 / vocabulary  # a random token may be the old one, or the mask, or neither is among those drawn from
     shares = (float((masked & chosen).sum()) / max(total, 1), float(changed.sum()) / max(total, 1))
     _count(case, "chosen tokens masked", (masked & chosen).sum(), total, 0.8 + slack / 2, slack / 2,
-           cause=lambda: _fates(shares, total))  # fmt: skip
+           cause=lambda: _fates(shares, total, len(ordinary)))  # fmt: skip
     _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack,
-           cause=lambda: _fates(shares, total))  # fmt: skip
+           cause=lambda: _fates(shares, total, len(ordinary)))  # fmt: skip
     _any_may_stand_in(case, inputs[changed], ordinary, specials)
     _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
@@ -186,8 +186,11 @@ def _label_cause(labels: Tensor, inputs: Tensor, tokens: Tensor, chosen: Tensor)
     return None
 
 
-def _fates(shares: tuple[float, float], total: int) -> str:
-    """Name the slip whose shares are nearest to those of so many chosen tokens, where chance explains the rest."""
+def _fates(shares: tuple[float, float], total: int, words: int) -> str:
+    """Name the slip whose shares are nearest to those of so many chosen tokens, where chance explains the rest.
+
+    A token that is drawn from so many words is the one that stood there once in as many.
+    """
     masked, replaced = shares
     kept = 1 - masked - replaced
     told = f"of the chosen tokens {masked:.1%} are masked, {replaced:.1%} replaced and {kept:.1%} left"
@@ -195,11 +198,11 @@ def _fates(shares: tuple[float, float], total: int) -> str:
     def off(guess: tuple[float, float]) -> float:
         return max(
             abs(share - p) / (0.012 + 3 * math.sqrt(p * (1 - p) / max(total, 1)))
-            for share, p in zip(shares, guess, strict=True)
+            for share, p in zip(shares, (guess[0], guess[1] * (1 - 1 / max(words, 2))), strict=True)
         )
 
-    words, guess = min(_SLIPS, key=lambda slip: off(slip[1]))
-    return f"{told}: {words}" if off(guess) < 1 else told
+    slip, guess = min(_SLIPS, key=lambda slip: off(slip[1]))
+    return f"{told}: {slip}" if off(guess) < 1 else told
 
 
 _ONE_DRAW = (

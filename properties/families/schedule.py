@@ -260,7 +260,7 @@ def norms_and_biases_do_not_decay(case: Case) -> None:
     groups = _groups(case, built)
     lost, twice, decaying, still = case.apply(misplaced, built.module, groups)
     case.equal(lost, [], "a parameter stands in no group", got=", ".join(lost[:3]), expected="every one in a group",
-               cause=lambda: lost_cause(built.module, lost))  # fmt: skip
+               cause=lambda: lost_cause(built.module, lost, groups))  # fmt: skip
     case.equal(twice, [], "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one",
                cause=lambda: twice_cause(built.module, twice))  # fmt: skip
     case.equal(decaying, [], f"{decaying[0][0] if decaying else ''} decays",

@@ -88,6 +88,9 @@ def _texts(scores: Mapping[str, float]) -> Iterator[str]:
         yield f" {text}"
     for number, text in enumerate(plain):
         yield text + plain[(3 * number + 1) % len(plain)]
+    for text in plain[-2:]:  # of the greatest length there may be one alone
+        for other in plain[:: max(1, len(plain) // _OF_A_LENGTH)]:
+            yield text + other
 
 
 def _sorts(scores: Scores) -> Iterator[tuple[str, set[str]]]:
