@@ -20,6 +20,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.generation_beyond import BEYOND, judge_beyond, kept, longest_of
+from veriformer.properties.families.generation_cuts import cut_cause, one_threshold
 from veriformer.properties.families.generation_draws import as_weights, tokens_are_drawn
 from veriformer.properties.families.generation_logits import generated
 from veriformer.properties.families.translation import judge_translation
@@ -227,7 +228,9 @@ def _other(
             if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
                 because = _undone(case, built, own, temperature, top_k) if told.endswith("temperature 1") else ""
                 return f"it draws from what the model says behind {told}{because}"
-        return _of_the_batch(case, built, own, got, temperature, top_k)
+        if told := _of_the_batch(case, built, own, got, temperature, top_k):
+            return told
+        return cut_cause(_last(case, built, own), got, tau, top_k)
 
 
 class _Divided(TorchFunctionMode):
@@ -293,22 +296,6 @@ def _of_the_batch(
     kept, many = ((p > 0).sum(-1).tolist() for p in (right, got))
     if torch.equal(got > 0, right > 0):
         return "alone each sample draws as it should; in one batch samples change one another's probabilities"
-    because = _one_threshold(logits, got, top_k) if top_k else None
+    because = one_threshold(logits, got, top_k) if top_k else None
     told = f"alone samples draw from {kept} tokens, in one batch from {many}"
     return f"{told}: {because or 'samples of one batch change from which tokens one another is drawn'}"
-
-
-def _one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
-    """Say by which one number a batch is cut, where it is one."""
-    count = min(top_k, logits.shape[-1])
-    each, flat = logits.topk(count, dim=-1).values[:, -1], logits.flatten()
-    for words, at in (
-        ("the least of their k-th largest logits", each.min()),
-        ("the largest of their k-th largest logits", each.max()),
-        ("the mean of their k-th largest logits", each.mean()),
-        ("the k-th largest logit of all samples together", flat.topk(count).values[-1]),
-        ("the B k-th largest logit of all B samples together", flat.topk(count * len(logits)).values[-1]),
-    ):
-        if torch.equal(got > 0, logits >= at) and not torch.equal(got > 0, logits >= each[:, None]):
-            return f"all are cut at {words}, one threshold for the batch instead of one a sample"
-    return None

@@ -61,7 +61,25 @@ def placed_in_batch(masked: Masked, mask: Tensor) -> str | None:
         told += ": positions count over the batch instead of over time"
     elif among == [[p + sum(map(len, alone[:b])) for p in places] for b, places in enumerate(alone)]:
         told += ": positions run on through the batch instead of starting again in each sample"
+    elif shift := _one_shift(mask, among):
+        told += f": all samples are shifted by {shift}, not each by its own padding"
     return told
+
+
+def _one_shift(mask: Tensor, among: list[list[int]]) -> str | None:
+    """Say by whose padding all samples are shifted, if by that of one: positions below 0 are 0, then."""
+    starts = mask.long().argmax(1).tolist()
+    for words, shift in (
+        ("the padding of the most padded one", max(starts)),
+        ("the padding of the least padded one", min(starts)),
+        ("the padding of the first one", starts[0]),
+    ):
+        shifted = [
+            [max(start + n - shift, 0) for n in range(len(own))] for start, own in zip(starts, among, strict=True)
+        ]
+        if shifted == among:
+            return f"{words}, {shift}"
+    return None
 
 
 def ones_cause(stream: Stream) -> str | None:
