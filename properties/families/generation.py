@@ -228,9 +228,8 @@ def _other(
             if near.shape == got.shape and float((near - got).abs().max()) < 1e-4:
                 because = _undone(case, built, own, temperature, top_k) if told.endswith("temperature 1") else ""
                 return f"it draws from what the model says behind {told}{because}"
-        if told := _of_the_batch(case, built, own, got, temperature, top_k):
-            return told
-        return cut_cause(_last(case, built, own), got, tau, top_k)
+        together = _of_the_batch(case, built, own, got, temperature, top_k)
+        return together or cut_cause(_last(case, built, own), got, tau, top_k)
 
 
 class _Divided(TorchFunctionMode):

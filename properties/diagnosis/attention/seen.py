@@ -199,7 +199,16 @@ def _missing(read: Read, shown: Tensor) -> str | None:
     if not any(bool((shown & read.allow)[b, h, t, s + 1 :].any()) for b, h, t, s in where):
         most = int(gone.sum(-1).max())
         many = "the last key that may be seen" if most == 1 else f"up to {most} of the last keys that may be seen"
-        return f"{many} (of keys {_rows(keys)}) gets no weight from {who}: the keys end too early"
+        gets = "gets" if most == 1 else "get"
+        told = f"{many} (of keys {_rows(keys)}) {gets} no weight from {who}: the keys end too early"
+        queries, first = read.scores.shape[2], keys[0]
+        if queries <= first and bool((gone == read.allow & (torch.arange(gone.shape[-1]) >= first)).all()):
+            told += (
+                f"; no query sees a key from {first} on, and no key before is lost: what lies behind the {queries} "
+                "queries is skipped as if query i stood at key i (top-left), where the mask lets it see up to key "
+                "i + S - T"
+            )
+        return told
     return f"keys {_rows(keys)} get no weight from {who}, though nothing hides them"
 
 
