@@ -9,6 +9,7 @@ from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
+from veriformer.properties.families.attention_ghosts import no_key_without_token
 
 _LENGTH = 5
 
@@ -24,7 +25,8 @@ _LENGTH = 5
 def outputs_attend(case: Case) -> None:
     """The other side of all that must not matter: a linear map, a running mean or the first token alone leave most of
     it alone too. A pooled output must depend on more than one position. In attention itself, what an output takes from
-    another position depends on its own content too: in a fixed mixture the two act one beside the other.
+    another position depends on its own content too: in a fixed mixture the two act one beside the other. A token by
+    itself attends to itself: keys of zeros, by which windows are filled up, are none.
     """
     if case.subject.kind == "attention":
         _weighs(case)
@@ -55,6 +57,8 @@ def outputs_attend(case: Case) -> None:
         )
     if crossing or case.subject.kind == "self_attention":
         _mixes(case, stream, x, moved, before, after)
+    if not crossing and case.subject.kind != "encoder_decoder":
+        no_key_without_token(case, stream)
     case.witness()
 
 
