@@ -27,6 +27,7 @@ MISLED = {
 """Faults whose likely cause is named wrongly, each with the reason; the kill matrix counts them as wrong."""
 
 WITHOUT_SCRIPT = {
+    "AT-ghost-keys": "what goes into a softmax inside the model is watched while it runs",
     "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
     **dict.fromkeys(
         ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
