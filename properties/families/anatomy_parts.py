@@ -34,6 +34,8 @@ _NAMES = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_tanh": ("gelu_
 _WORDS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 _NEAR = 1e-3
 """A factor further off is another one: those of float32 are fitted to 1e-4."""
+_OF_CODES = 0.02
+"""The same of numbers that are rounded to eight bits in front of the map: half a step is 1 of 254."""
 _SMALL = 1e-3
 """Size of tokens whose variance is that of an ordinary eps."""
 
@@ -81,7 +83,7 @@ def _no_other_curve(case: Case, flowing: Flow, name: str, is_gated: bool) -> Non
     odd = found[0]
     case.witness()
     case.require(
-        off < _NEAR,
+        off < (_OF_CODES if case.subject.fact("quantised") else _NEAR),
         f"in {odd.place or 'the model'} the activation is not {name}, which is declared",
         got=f"{float(off):.3g} of its size apart",
         expected=name,

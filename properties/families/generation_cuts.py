@@ -69,6 +69,8 @@ def _kept(logits: Tensor, kept: Tensor, temperature: float, count: int) -> str |
             ]  # fmt: skip
         guesses += [
             ("no token is cut", torch.ones_like(kept)),
+            ("those of ids 0 to k - 1 are kept, whatever their logits: what is chosen in sorted order is not brought "
+             "back to the order of the ids", (torch.arange(width, device=kept.device) < count).expand_as(kept)),
             ("one token too many is kept: the best but for k is not cut", _best(logits, count + 1)),
             ("one token too few is kept: the k-th best is cut, too", _best(logits, count - 1)),
             ("the k smallest logits are kept, not the k largest", _best(-logits, count)),

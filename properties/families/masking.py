@@ -55,7 +55,7 @@ def masking_follows_bert(case: Case) -> None:
     chosen = labels != int(subject.fact("ignore_index", -100))
     special = torch.isin(tokens, torch.tensor(specials))
     case.require(~(chosen & special).any(), "a special token is to be predicted",
-                 cause=lambda: _specials_chosen(chosen, special),
+                 cause=lambda: _specials_chosen(chosen, special, inputs == int(subject.fact("mask_id"))),
                  got=f"{int((chosen & special).sum())} of them", expected="none")  # fmt: skip
     probability = float(subject.fact("mask_probability", 0.15))
     _count(case, "tokens chosen", chosen.sum(), int((~special).sum()), probability,
@@ -152,7 +152,12 @@ def _changed(inputs: Tensor, tokens: Tensor, chosen: Tensor, special: Tensor) ->
     return f"{share[1]:.1%} of the ordinary and {share[0]:.1%} of the special tokens are changed without a label"
 
 
-def _specials_chosen(chosen: Tensor, special: Tensor) -> str:
+def _specials_chosen(chosen: Tensor, special: Tensor, masked: Tensor) -> str:
+    if torch.equal(chosen, masked):
+        return (
+            "labels stand where the input is the mask token, and nowhere else: tokens that are replaced or left as "
+            "they are have none, and masks that were there before have one"
+        )
     share = [float((chosen & kind).sum()) / max(int(kind.sum()), 1) for kind in (special, ~special)]
     if abs(share[0] - share[1]) < 0.02:
         return f"special tokens are chosen like any other: {share[0]:.1%} of them, {share[1]:.1%} of the ordinary ones"

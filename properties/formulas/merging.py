@@ -172,6 +172,11 @@ def _never_changed(counts: Counter[Pair], before: list[Pair], after: list[Pair],
     return
 
 
+def _right(counts: Counter[Pair], before: list[Pair], after: list[Pair], pair: Pair, times: int) -> None:
+    counts.subtract({p: n * times for p, n in Counter(before).items()})
+    counts.update({p: n * times for p, n in Counter(after).items()})
+
+
 _TAKEN = "a merge takes the old pairs of a word off the counts once, not as often as the word occurs"
 _ADDED = "a merge adds the new pairs of a word to the counts once, not as often as the word occurs"
 _UPDATES: tuple[tuple[str, Update], ...] = (
@@ -198,6 +203,10 @@ def counts_cause(learnt: Iterable[tuple[list[list[str]], Sequence[Sequence[str]]
     for name, update in _UPDATES:
         fits[name] = max(fits[name], sum(_explains(*one, update) for one in seen))
     (best, most), (_, second) = fits.most_common(2)
+    each_once = [([[*word] for word in {tuple(word): None for word in words}], merges) for words, merges in seen]
+    once = sum(_explains(*one, _right) for one in each_once)
+    if 2 * once > len(seen) and once > most:
+        return "pairs are counted once for every distinct word, not as often as the word occurs"
     return f"counts go stale: {best}" if 2 * most > len(seen) and second < most else None
 
 

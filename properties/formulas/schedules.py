@@ -49,6 +49,11 @@ def wrong_falls(
             lambda s: floor if s > total else floor + span * at((s - warmup) / total),
         ),
         (
+            "progress is (step - warmup) / total, where it is divided by the steps behind the warm-up, total - warmup: "
+            "the curve does not end, and the rate jumps to the floor at its last step",
+            lambda s: floor if s >= total else floor + span * at((s - warmup) / total),
+        ),
+        (
             "progress is taken modulo 1: at the end the rate is that of the beginning",
             lambda s: floor + span * fall(max(0, s - warmup) / behind % 1.0),
         ),
