@@ -13,6 +13,7 @@ from veriformer.properties.causes.influence_maps import causal_region, gap_cause
 from veriformer.properties.causes.tracing.lines import Kept, apart
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.causes.tracing.provenance import Crossing
+from veriformer.properties.causes.undifferentiated import without_gradient
 from veriformer.properties.diagnosis.masks.inside import all_masks_are_right
 from veriformer.properties.diagnosis.prefixes import length_enters
 from veriformer.properties.engine.case import Case
@@ -141,10 +142,7 @@ class _Map:
         maps = [by_substitution(stream, stream.draw(1, self.length), None, self.path) for _ in batches]
         if leak_cause(torch.stack(maps).amax(0), self.allowed) is None:
             return None
-        return (
-            "later inputs change earlier outputs, and no gradient passes between them: what is chosen for a token "
-            "(the k best, experts with room for so many) is chosen among all of the sequence"
-        )
+        return without_gradient(lambda: stream(stream.draw(1, self.length)))
 
     def _where(self) -> str | None:
         """Name the module in which later inputs reach earlier outputs."""

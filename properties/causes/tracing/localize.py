@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def where_it_enters(
     limit: float,
     kept: Kept | None = None,
     crossing: Crossing | None = None,
+    every_input: bool = False,
 ) -> str | None:
     """Run a model twice and name the innermost module behind which the two runs part, and the line if it is found.
 
@@ -36,13 +38,15 @@ def where_it_enters(
         limit: largest difference that is rounding, relative to the size of a tensor.
         kept: of every tensor on the way, what must agree; the line is looked for where it is given.
         crossing: what must not reach what; where no line is found so, it is looked for number by number.
+        every_input: whether a module counts only if all that it is given is of the lengths that `rows` cuts: what a
+            strided convolution gives cannot be compared, and may be wrong already.
 
     Returns:
         `behind stack.layers.0.attention (SelfAttention), whose input is still right`, or None.
     """
     if not isinstance(module, nn.Module):
         return None
-    name = _module(module, first, second, rows, limit)
+    name = _module(module, first, second, rows, limit, every_input)
     line = line_where_runs_part(first, second, kept, limit) if kept else ""
     if name is None:
         return f"at {line}" if line else None
@@ -56,7 +60,12 @@ def where_it_enters(
 
 
 def _module(
-    module: nn.Module, first: Callable[[], object], second: Callable[[], object], rows: Rows, limit: float
+    module: nn.Module,
+    first: Callable[[], object],
+    second: Callable[[], object],
+    rows: Rows,
+    limit: float,
+    every_input: bool,
 ) -> str | None:
     """Return the name of the innermost module behind which two runs part; "" is the model itself."""
     one, two = _run(module, first), _run(module, second)
@@ -64,7 +73,7 @@ def _module(
         if name != again:
             return None  # the two runs take different ways
         if _agree(inside, inside_too, rows, limit) and not _agree(outside, outside_too, rows, limit):
-            return name
+            return name if not every_input or all(map(partial(_comparable, rows), inside, inside_too)) else None
     return None
 
 
@@ -146,6 +155,11 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
             yield from _tensors(item, depth - 1)
     elif depth and isinstance(value, dict):
         yield from _tensors(list(value.values()), depth - 1)
+
+
+def _comparable(rows: Rows, one: Tensor, two: Tensor) -> bool:
+    left, right = rows(one), rows(two)
+    return left is not None and right is not None and left.shape == right.shape
 
 
 def _agree(one: list[Tensor], two: list[Tensor], rows: Rows, limit: float) -> bool:

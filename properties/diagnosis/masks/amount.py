@@ -11,6 +11,7 @@ from veriformer.properties.causes.tracing.lines import apart, text_of, told
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import attentions, rows_of
+from veriformer.properties.diagnosis.masks.convolved import convolved_padding
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.pooled import pooling_of
 
@@ -81,7 +82,7 @@ def amount_cause(masked: Masked, side: str) -> str | None:
     amount = _Amount(masked, side)
     if amount.agrees(amount.among()(), amount.alone()()):
         return _of_equal_length(masked, side)
-    if weighed := _weighed(amount):
+    if weighed := _weighed(amount) or _convolved(amount):
         return weighed
     found = line_that_parts(amount.alone, amount.among, amount.within, amount.agrees, amount.limit() / 4)
     if found and text_of(found.long.file, found.long.number).startswith("return "):
@@ -164,6 +165,17 @@ def _in_parts(amount: _Amount) -> str | None:
     return None
 
 
+def _convolved(amount: _Amount) -> str | None:
+    if amount.side != "right":
+        return None
+    built, masked, within = amount.masked.clean(), amount.masked, amount.within
+    x = amount.x[:, : within.short]
+    ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return convolved_padding(
+        built.module, lambda: masked(x, ones, built), lambda: masked(amount.x, amount.mask, built), amount.limit()
+    )
+
+
 def _behind(amount: _Amount) -> str | None:
     """Name the module behind which the padded run parts, where no line alone makes the difference."""
     built, masked, within = amount.masked.clean(), amount.masked, amount.within
@@ -175,6 +187,7 @@ def _behind(amount: _Amount) -> str | None:
         lambda: masked(amount.x, amount.mask, built),
         within.cut,
         amount.limit() / 4,
+        every_input=True,
     )
     if place is None:
         return None
