@@ -16,7 +16,7 @@ from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
 from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
-from veriformer.properties.diagnosis.masks.scaled import scaled_cause
+from veriformer.properties.diagnosis.masks.scaled import normaliser_cause, scaled_cause
 from veriformer.properties.diagnosis.masks.shifted import instead_cause
 from veriformer.properties.diagnosis.places.batches import Batches
 from veriformer.properties.diagnosis.places.samples import whose_mask
@@ -68,6 +68,7 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             lambda: _in_attentions(masked, x, mask, side),
             lambda: _before_attentions(masked, x, mask),
             lambda: scaled_cause(masked, x, mask),
+            lambda: normaliser_cause(masked, x, mask),
             lambda: _from_neighbours(masked, x, mask, shown, hidden),
             lambda: _enters(masked, x, mask),
         )

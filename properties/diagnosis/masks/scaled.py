@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,39 @@ def scaled_cause(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
                 )
         return None
     return None
+
+
+def normaliser_cause(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
+    """Say that hidden keys enter through the normaliser alone, read off the outputs of one head.
+
+    What one head mixes is then the right mixture times a factor that hidden content moves. A map behind it leaves three
+    such outputs on one line: the right one, and two with other hidden content.
+    """
+    if masked.case.subject.kind not in ("self_attention", "cross_attention"):
+        return None
+    one_head = replace(masked.built.config, num_heads=1, num_key_value_heads=1)
+    built = masked.case.bench.pool.fresh(one_head, masked.built.dtype, raw=masked.built.is_raw)
+    real = mask[0].cpu()
+    other = torch.where(mask[..., None] if x.ndim == 3 else mask, x, masked.stream.other(x))
+    right = masked(x[:, real], None, built)
+    first, second = (
+        y[:, real] if masked.per_position else y for y in (masked(x, mask, built), masked(other, mask, built))
+    )
+    if first.shape != right.shape or first.shape[-1] < 4:
+        return None
+    missing, moved = (right - first).double().flatten(0, -2), (first - second).double().flatten(0, -2)
+    least = masked.limit(right)
+    rows = (missing.abs().amax(-1) > 10 * least) & (moved.abs().amax(-1) > 10 * least)
+    if not bool(rows.any()):
+        return None
+    along = torch.cosine_similarity(missing[rows], moved[rows], dim=-1).abs()
+    if float(along.min()) < 1 - 1e-6:
+        return None
+    return (
+        "with one head the outputs are the right mixture times a factor that hidden content moves: what the mask hides "
+        "is left out of the sum of values, not of the normaliser that divides it (the mask comes behind the softmax, "
+        "or behind its sum)"
+    )
 
 
 def _tensors(masked: Masked, x: Tensor, mask: Tensor) -> list[tuple[str, Tensor]]:

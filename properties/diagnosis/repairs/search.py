@@ -40,6 +40,9 @@ _DEFINED = (
 )  # fmt: skip
 """Properties that say what every number must be: of others, leaving out a term mends as much as what is meant."""
 
+_OF_MASKS = ("batch.", "causality.", "padding.")
+"""Properties of which a wrong mask is mended where it is made as well as where it is used."""
+
 
 def repairs_of(bench: Workbench, failures: Sequence[Failure]) -> dict[str, str]:
     """Say which one change of the subject's code mends failures, where this is so on one line alone, or on two.
@@ -89,18 +92,14 @@ def _searched(bench: Workbench, failures: Sequence[Failure]) -> dict[str, str]:
     ended = min(rank for rank, _ in tried)
     mending = [(n, candidates[n]) for n in sorted(n for _, ns in tried for n in ns) if candidates[n].rank < ended]
     numbers, mended = (aside([partial(weighing.best_of, mending)], 2 * _SECONDS)[0] if mending else None) or ([], [])
-    if not numbers or _elsewhere([candidates[n] for n in numbers]):
+    if not numbers or _is_elsewhere(failure, [candidates[n] for n in numbers]):
         return {}
     return dict.fromkeys((failures[n].prop.id for n in mended), _told([candidates[n] for n in numbers]))
 
 
-def _elsewhere(found: list[Repair]) -> bool:
-    """Whether changes of several lines would do: which is meant is not known, unless two statements change places."""
-    if len({(r.file, r.number) for r in found}) == 1:
-        return False
-    lines = [r.number for r in found]
-    is_exchange = all(r.rank == STATEMENT for r in found) and len({r.file for r in found}) == 1
-    return not (is_exchange and max(lines) - min(lines) <= 1)
+def _is_elsewhere(failure: Failure, found: list[Repair]) -> bool:
+    """Whether changes of several lines would do, so that which is meant is not known."""
+    return not failure.prop.id.startswith(_OF_MASKS) and len({(r.file, r.number) for r in found}) > 1
 
 
 def _mending(weighing: Weighing, candidates: list[Repair], first: int, step: int) -> tuple[int, list[int]]:
