@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.attentions import Attended, attentions, rows_of
 from veriformer.properties.diagnosis.caches.cached import cache_cause
+from veriformer.properties.diagnosis.caches.drafts import drafts_cause
 from veriformer.properties.diagnosis.caches.kept import steps_of
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.diagnosis.places.lookups import lookups
@@ -31,6 +32,8 @@ def generate_cause(case: Case, built: Built, *, use_cache: bool) -> str | None:
         use_cache: how it generates.
     """
     runs = CachedRuns(case, built)
+    if use_cache and (drafted := drafts_cause(runs)):
+        return drafted
     prompts = [runs.tokens(2, 3) for _ in range(_SAMPLES)]
     first = [_generated(runs, prompt, use_cache) for prompt in prompts]
     pairs = list(zip(prompts, first, strict=True))

@@ -1,0 +1,108 @@
+"""Drafted tokens that a model turns down: how many tokens its cache goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.diagnosis.attentions import AttentionWatch
+from veriformer.properties.diagnosis.caches.runs import CachedRuns
+
+_STEPS = 12
+_PROMPTS = 6
+_LENGTH = 4  # of a prompt
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the whole model while it generates.
+
+    Attributes:
+        tokens: that it is fed, `[T]`.
+        best: the best next token behind each, `[T]`.
+        cached: how many keys are there that no token of the call has made.
+    """
+
+    tokens: list[int]
+    best: list[int]
+    cached: int
+
+    @property
+    def accepted(self) -> int:
+        """How many of the tokens behind the first are the best ones."""
+        agree = [a == b for a, b in zip(self.tokens[1:], self.best, strict=False)]
+        return agree.index(False) if False in agree else len(agree)
+
+
+def drafts_cause(runs: CachedRuns) -> str | None:
+    """Say with how many tokens a cache goes on behind a draft that was turned down in part, where others are right.
+
+    Args:
+        runs: a subject that generates with a cache.
+    """
+    off: set[int] = set()
+    told = None
+    for _ in range(_PROMPTS):
+        text = None  # tokens of the text that the cache must hold when the next call begins
+        calls = _calls(runs, runs.tokens(1, _LENGTH))
+        cached = [call for call in calls[1:] if call.cached]  # drafts may be made without a cache
+        for before, after in pairwise([*calls[:1], *cached]):
+            is_prompt = before.cached < _LENGTH - 1
+            text = before.cached + len(before.tokens) if is_prompt else (text or before.cached) + before.accepted + 1
+            if after.cached == text:
+                continue
+            if is_prompt or len(before.tokens) < 2:
+                return None  # it is not behind drafts that tokens are counted otherwise
+            off.add(after.cached - text)
+            told = told or (
+                f"behind {text - before.accepted - 1} tokens and a draft of {len(before.tokens) - 1}, of which "
+                f"{before.accepted} are accepted, the cache goes on with {after.cached} tokens where {text} belong to "
+                "the text"
+            )
+            break
+    if told is None or len(off) != 1:
+        return None
+    many = off.pop()
+    what = "keys and values of what was turned down stay" if many > 0 else "keys and values of the text are lost"
+    return f"{told}: it is cut {abs(many)} too {'late' if many > 0 else 'early'}, so that {what}"
+
+
+def _calls(runs: CachedRuns, prompt: Tensor) -> list[_Call]:
+    """Return the calls of the whole model of one generation, in order."""
+    built = runs.clean()
+    module = built.module
+    if not isinstance(module, nn.Module):
+        return []
+    calls: list[_Call] = []
+    with AttentionWatch() as watch:
+        starts: list[int] = []
+
+        def before(_: nn.Module, args: Any) -> None:
+            starts.append(len(watch.seen))
+
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            logits = next((x for x in (output if isinstance(output, tuple) else (output,)) if _is_rows(x)), None)
+            tokens = next((x for x in args if isinstance(x, Tensor) and not x.is_floating_point()), None)
+            seen = watch.seen[starts[-1] :]
+            if logits is None or tokens is None or not seen or tokens.shape != logits.shape[:2]:
+                return
+            shape = seen[0].weights.shape
+            if shape[-2] == tokens.shape[1]:
+                calls.append(_Call(tokens[0].tolist(), logits[0].argmax(-1).tolist(), shape[-1] - shape[-2]))
+
+        hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+        try:
+            with torch.no_grad():
+                runs.case.ask("generate", prompt, _STEPS, True, built=built)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return calls
+
+
+def _is_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
