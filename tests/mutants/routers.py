@@ -120,7 +120,7 @@ class _Dispatched(_Experts):
     "router-overwritten",
     "Of a token's two experts the later one overwrites the other, in a block that is no textbook's",
     killed_by=("router.weights",),
-    cause="overwrite one another",
+    cause="rows that were written before",
 )
 def overwritten() -> Subject:
     class Put(_Dispatched):
