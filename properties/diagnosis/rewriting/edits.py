@@ -294,8 +294,29 @@ def edits_of(
     for edit in _edits(_Edits(source, kinds), function, lines):
         start, stop = source.span(function)
         text = source.raw[start : edit.start] + edit.new.encode() + source.raw[edit.stop : stop]
-        if used <= _used(text, function.col_offset):
+        if used <= _used(text, function.col_offset) and not _says_nothing(edit.new):
             yield edit
+
+
+def _says_nothing(text: str) -> bool:
+    """Whether an expression takes one thing twice where it should take two: `min(n, n)`, `n - n`, `n < n`."""
+    try:
+        tree = ast.parse(textwrap.dedent(text).strip())
+    except SyntaxError:
+        return False
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and len(node.args) == 2
+            and ast.unparse(node.func).endswith(("min", "max", "imum"))
+        ):
+            pairs.append((node.args[0], node.args[1]))
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div | ast.FloorDiv | ast.Mod):
+            pairs.append((node.left, node.right))
+        elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            pairs.append((node.left, node.comparators[0]))
+    return any(ast.dump(one) == ast.dump(other) for one, other in pairs)
 
 
 def _used(text: bytes, indent: int) -> set[str]:
@@ -306,7 +327,7 @@ def _used(text: bytes, indent: int) -> set[str]:
         return set()
     nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
     own = {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
-    own |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    own |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} | {n.id for n in nodes if n.id.isupper()}
     return {n.id for n in nodes if isinstance(n.ctx, ast.Load)} & own
 
 
