@@ -23,8 +23,9 @@ def counted_from_the_end(stream: Stream, path: Path) -> str | None:
     if not _alike(shifted, short) or _alike(same, short):
         return None
     return (
-        f"a key d steps back has with {_LENGTH} inputs what one d + 1 steps back has with {_LENGTH + 1}: distances are "
-        "encoded from the other end (the longest as 0), the reverse of the order that what aligns them expects"
+        f"a key d steps back has with {_LENGTH} inputs what one d + 1 steps back has with {_LENGTH + 1}: what stands "
+        "for a distance depends on the length: rows are taken from the wrong end of their table (the first T for the "
+        "last T), or distances are counted from the longest one"
     )
 
 

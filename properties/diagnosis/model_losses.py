@@ -120,6 +120,24 @@ def _besides(loss: Loss, logits: Tensor, labels: Tensor, offset: int, share: flo
     return Scored(offset, share, None, f"each label weighs {share:.4g}, where 1/{count} is the mean")
 
 
+def _weighed(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, float]], offset: int) -> str | None:
+    """Say that labels which are scored by their own rows weigh differently."""
+    shares: dict[tuple[int, ...], float] = {}
+    for at, old, new, change in changes:
+        row = (at[0], at[1] - offset)
+        step = float(log_p[row][old] - log_p[row][new]) if 0 <= row[1] < log_p.shape[1] else 0.0
+        if abs(step) > 0.05:
+            shares[at] = change / step
+    if not shares or max(shares.values()) < (1 + _NEAR) * min(shares.values()):
+        return None
+    (most, high), (least, low) = (f(shares.items(), key=lambda one: one[1]) for f in (max, min))
+    return (
+        f"labels do not weigh alike: label {most[1]} of sample {most[0]} {high:.4g}, label {least[1]} of sample "
+        f"{least[0]} {low:.4g}: parts (chunks, samples) are averaged one by one, whatever they count, or some labels are "
+        "left out"
+    )
+
+
 def _elsewhere(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, float]]) -> str | None:
     """Say which row a label is scored by where that is no row of its own sample or no one offset."""
     if log_p.ndim == 2 or not changes:
@@ -138,6 +156,9 @@ def _elsewhere(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int,
                     fits.append((sample, row))
         if len(fits) == 1:
             found.add((at, fits[0]))
+    offsets = {at[1] - row[1] for at, row in found if at[0] == row[0]}
+    if found and len(offsets) == 1 and all(at[0] == row[0] for at, row in found):
+        return _weighed(log_p, changes, offsets.pop())
     told = [f"label {at[1]} of sample {at[0]} by row {row[1]} of sample {row[0]}" for at, row in sorted(found)][:2]
     return f"it scores {', '.join(told)}: labels and logits lie in another order" if told else None
 

@@ -94,7 +94,7 @@ def the_padding_row_stays_zero(case: Case) -> None:
         (gradient,) = torch.autograd.grad(case.call(built, tokens).square().sum(), [table.weight], allow_unused=True)
         if gradient is not None:
             case.exact(gradient[row], zeros, "a gradient reaches the embedding of the padding token",
-                       cause=lambda: "the table does not know its padding_idx")  # fmt: skip
+                       cause=lambda: "what looks the row up is not given its padding_idx")  # fmt: skip
     case.witness()
 
 

@@ -40,7 +40,7 @@ _DEFINED = (
 )  # fmt: skip
 """Properties that say what every number must be: of others, leaving out a term mends as much as what is meant."""
 
-_OF_MASKS = ("batch.", "causality.", "padding.")
+_OF_MASKS = ("causality.",)
 """Properties of which a wrong mask is mended where it is made as well as where it is used."""
 
 
