@@ -133,8 +133,8 @@ def _weighed(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, f
     (most, high), (least, low) = (f(shares.items(), key=lambda one: one[1]) for f in (max, min))
     return (
         f"labels do not weigh alike: label {most[1]} of sample {most[0]} {high:.4g}, label {least[1]} of sample "
-        f"{least[0]} {low:.4g}: parts (chunks, samples) are averaged one by one, whatever they count, or some labels are "
-        "left out"
+        f"{least[0]} {low:.4g}: parts (chunks, samples) are averaged one by one, whatever they count, or some labels "
+        "are left out"
     )
 
 
