@@ -11,6 +11,7 @@ from torch import Tensor
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.engine.case import Case
+from veriformer.properties.probes.dropping.dropouts import DropoutWatch
 
 
 def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | None:
@@ -23,6 +24,13 @@ def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | N
     """
     if not torch.equal(call(training=True, seed=1), call(training=True, seed=2)):
         return None
+    with DropoutWatch() as dropouts:
+        call(training=True, seed=1)
+    if 1.0 in dropouts.seen:
+        return (
+            "at a rate of 0 everything is dropped: dropout is given 1 less the rate, the share to keep, where it "
+            "takes the share to drop"
+        )
     one, two = (partial(call, training=training) for training in (False, True))
     where = where_it_enters(built.module, one, two, lambda t: t, case.tolerance(built))
     if not where:

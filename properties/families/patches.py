@@ -63,7 +63,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
         case.require(
             covered.all(), "pixels of the image reach no token", got=f"{int(covered.sum())} of {whole}", expected="all",
-            asks=("structure", "other"),
+            asks=("structure", "other"), cause=lambda: _out_of_place([gradient for _, gradient in supports]),
         )  # fmt: skip
     if is_affine and len(parts[0]) <= _MANY:
         _positions_are_those_of_the_patches(case, tokens, image, supports)
@@ -227,6 +227,29 @@ def spread_of(gradient: Tensor) -> str | None:
         f"a token takes {' and '.join(taken)} of the image, not a patch of them: the axes of the grid and those inside "
         "a patch are exchanged where the image is reshaped"
     )
+
+
+def _out_of_place(seen: list[Tensor]) -> str | None:
+    """Say which token is not made of the patch at its place, where patches come row by row, and what they lie apart."""
+    rows, columns = seen[0].shape[1:]
+    corners = [(places.amin(0).tolist(), places.amax(0).tolist()) for g in seen if len(places := g.any(0).nonzero())]
+    (top, left), (bottom, right) = corners[0]
+    high, wide = bottom - top + 1, right - left + 1
+    across = columns // wide
+    if len(corners) != len(seen) or rows % high or columns % wide or len(seen) != across * (rows // high):
+        return None
+    for token, ((y, x), _) in enumerate(corners):
+        wanted = (token // across * high, token % across * wide)
+        if (y, x) == wanted:
+            continue
+        step = y * columns + x
+        because = ""
+        if token == across and rows != columns and step == high * rows:
+            because = (
+                f": rows of patches lie {high} times the height apart, {high} * {rows} pixels, not times the width"
+            )
+        return f"token {token} begins at row {y} and column {x}, its patch at {wanted[0]} and {wanted[1]}{because}"
+    return None
 
 
 def _by_channel(gradient: Tensor) -> str | None:

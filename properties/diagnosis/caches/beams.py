@@ -7,6 +7,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.attentions import Attended, attentions
+from veriformer.properties.diagnosis.caches.forks import forked_cause, places_cause
 from veriformer.properties.diagnosis.caches.kept import steps_of
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
@@ -35,7 +36,7 @@ def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
     mixed = torch.cat([x[order, :_PAST], x[:, _PAST:]], dim=1)
     got = runs.cached(x, [_PAST, _NEW], reorder=order)[:, _PAST:]
     if not runs.wrong(got, runs.whole(mixed)[:, _PAST:]):
-        return None if mask is None else _mask_cause(runs, x, order)
+        return (None if mask is None else _mask_cause(runs, x, order)) or forked_cause(runs)
     shown = _whose(runs, x, order)
     if all(not past for past in shown):
         return "after a reordering no output depends on any sample's past: the cache is lost there"
@@ -169,7 +170,7 @@ def _mask_cause(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
     inside = past[taken]
     padding = ~inside  # in the sample that a past was taken from; elsewhere later tokens hold what is hidden now
     if not bool(seen[padding].any()):
-        return None
+        return places_cause(runs, x, order, mask, _PAST)
     told = {
         "keys and values are reordered with the beams, the padding mask of the past is not": past,
         "the padding mask of the past follows the inverse of the order": past[torch.tensor(_INVERSE)],
