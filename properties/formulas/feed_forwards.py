@@ -99,9 +99,30 @@ def _formulas(reading: Reading, x: Tensor, name: str) -> Iterator[tuple[str, Ten
         ("neither bias is added", Reading((_without(reading.up[0]),), _without(reading.down))),
     ):
         yield words, changed(x, name)
+    yield from (
+        (words, down(hidden))
+        for tile in (1, 2, 4, 8, 16, 32)
+        if tile < x.shape[-1]
+        for words, hidden in _of_partial_sums(act, name, x.double(), *reading.up[0], tile)
+    )
     yield "the input is added to the output: a residual connection stands inside", x.double() + down(act(inner[0]))
     first, bias = reading.up[0]
     yield "the bias of the first map is added after the activation", down(act(x.double() @ first.T) + bias)
+
+
+def _of_partial_sums(
+    act: Activation, name: str, x: Tensor, weight: Tensor, bias: Tensor | float, tile: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what comes of an activation before the sum over the input channels is done, so many channels at a time."""
+    parts = [x[..., k : k + tile] @ weight[:, k : k + tile].T for k in range(0, x.shape[-1], tile)]
+    running = torch.zeros_like(parts[0]) + bias
+    for part in parts:
+        running = act(running + part)
+    words = f"{name} is applied to partial sums, of {tile} input channels at a time"
+    yield f"{words}: inside the loop that adds them up, not behind it", running
+    whole = sum((act(part) for part in parts), torch.zeros_like(parts[0]))
+    yield f"{words}, and these are added up then", whole + bias
+    yield f"{words}, each with the bias, and these are added up then", sum((act(p + bias) for p in parts), 0 * whole)
 
 
 def feed_forward_cause(readings: list[Reading], x: Tensor, name: str, got: Tensor, bound: float) -> str | None:

@@ -57,7 +57,7 @@ def places_cause(runs: CachedRuns, x: Tensor, order: Tensor, mask: Tensor, past:
         if torch.equal(rows, own + offset) and not torch.equal(own, wanted):
             return (
                 f"after a reordering the next tokens stand at rows {rows[:, 0].tolist()} of {look.name}, each behind "
-                f"its own past of {real.tolist()} tokens, where it goes on behind {real[order].tolist()}: keys and values "
-                "are reordered, the next positions are not"
+                f"its own past of {real.tolist()} tokens, where it goes on behind {real[order].tolist()}: keys and "
+                "values are reordered, the next positions are not"
             )
     return None

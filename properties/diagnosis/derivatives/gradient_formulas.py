@@ -357,14 +357,21 @@ def _loss(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong]:
     g, p, width = made.weight(made.output()), logits.softmax(-1), logits.shape[-1]
     hot = torch.nn.functional.one_hot(labels.clamp(min=0), width).to(p.dtype)
 
-    def of(smoothing: float = eps, more: float = z, weights: Tensor = p, kept: Tensor = counted) -> Tensor:
-        target = (1 - smoothing) * hot + smoothing / width
+    smoothed, others = (1 - eps) * hot + eps / width, (1 - hot) * eps / max(width - 1, 1)
+
+    def of(target: Tensor = smoothed, more: float = z, weights: Tensor = p, kept: Tensor = counted) -> Tensor:
         rise = 2 * more * logits.logsumexp(-1, keepdim=True) * p
         return g * (weights - target + rise) * kept / counted.sum().clamp(min=1)
 
     wrong = [
-        ("the backward leaves out the label smoothing", of(smoothing=0.0)),
+        ("the backward leaves out the label smoothing", of(hot)),
+        ("the backward leaves out the smoothing's share of every entry, eps / V", of((1 - eps) * hot)),
+        ("the backward takes nothing off the label for the smoothing: 1 + eps / V", of(hot + eps / width)),
+        ("the backward spreads the smoothing over the V - 1 other labels", of((1 - eps) * hot + others)),
         ("the backward leaves out the z-loss", of(more=0.0)),
+        ("the backward leaves out the factor 2 of the z-loss, a square", of(more=z / 2)),
+        ("the backward divides by all positions, not by those that count", of() * counted.sum() / counted.numel()),
+        ("the backward does not divide by the positions that count", of() * counted.sum()),
         ("the backward gives a gradient to positions that are not counted", of(kept=torch.ones_like(counted))),
         ("the backward leaves out the softmax: only the label has a gradient", of(weights=torch.zeros_like(p))),
         ("the backward leaves out the target: all logits are pushed down", g * p * counted / counted.sum()),
