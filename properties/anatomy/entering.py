@@ -27,6 +27,8 @@ def embedding_factor(seen: Traced) -> tuple[float, str] | None:
         return None
     rows = _by_sample(looked_up, seen.batch)
     assert rows is not None
+    if any(v.name in ("mul", "div") and v.output.ndim == 2 for v in seen.values[: looked_up.when]):
+        return None  # a table that is multiplied before it is looked up: by what is not seen
     factor = None
     for value in seen.values[looked_up.when : _first_map(seen, rows.shape[1])]:
         own = _by_sample(value, seen.batch)

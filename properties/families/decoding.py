@@ -107,7 +107,7 @@ def the_cache_changes_nothing(case: Case) -> None:
     x = _drawn(case, built, length)
     expected = case.call(built, x)
     if case.choice("another before", (True, False)):  # what a model keeps from an earlier case would make it smaller
-        with_cache(case, built, [_drawn(case, built, length)])
+        _decoded_before(case, built, length)
     chunks = cut(case, x)
     got = with_cache(case, built, chunks)
     sizes = [chunk.shape[1] for chunk in chunks]
@@ -115,8 +115,36 @@ def the_cache_changes_nothing(case: Case) -> None:
     asks = ("cached_chunks", False) if by_trying and max(sizes[1:]) > 1 else None
     case.close(got, expected, "decoding through the cache gives another output than the whole sequence at once",
                asks=asks,
-               cause=lambda: _traced_cause(case, built, x, sizes) or _cause(case, got, expected, sizes))  # fmt: skip
+               cause=lambda: (_left_over(case, built, chunks, expected) or _traced_cause(case, built, x, sizes)
+                              or _cause(case, got, expected, sizes)))  # fmt: skip
     case.witness()
+
+
+def _decoded_before(case: Case, built: Built, length: int) -> None:
+    """Decode another sequence; where the cache takes a mask, one position of its first sample is hidden."""
+    other, mask = _drawn(case, built, length), None
+    if case.subject.cache and "attention_mask" in inspect.signature(case.subject.cache).parameters:
+        mask = torch.ones(2, length, dtype=torch.bool, device=other.device)
+        mask[0, -1 if case.subject.fact("padding_side") == "right" else 0] = False
+    try:
+        with_cache(case, built, [other], mask if case.subject.takes_mask("padding") else None)
+    except SubjectError:
+        if mask is None:
+            raise
+        case.reject("its cache does not take this mask")
+
+
+def _left_over(case: Case, built: Built, chunks: list[Tensor], expected: Tensor) -> str | None:
+    """Say that a new model is right, and what was decoded before it was not."""
+    with off_the_record(case):
+        again = with_cache(case, case.bench.pool.fresh(built.config, built.dtype, raw=built.is_raw), chunks)
+    if worst_difference(again, expected, size_of(expected)).error > case.tolerance():
+        return None
+    hidden = "" if cache_takes_mask(case.subject) else ", of which a position was hidden"
+    return (
+        f"right on a new model, and wrong after another sequence was decoded{hidden}: what is kept of that (keys, a "
+        "mask, a count) is used again"
+    )
 
 
 def _targets_through_the_cache(case: Case, built: Built, length: int) -> None:
