@@ -10,6 +10,7 @@ from torch import Tensor
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.causes.statistics_over_time import norm_over_time
 from veriformer.properties.causes.tracing.lines import Kept, apart
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.causes.tracing.provenance import Crossing
@@ -129,6 +130,8 @@ class _Map:
         cause = leak_cause(self._measured(self.path), self.allowed, layers) or self._chosen()
         if cause and ":" in cause and "mask" in cause and answer_to(lambda: all_masks_are_right(self.case)):
             cause = f"{cause.partition(':')[0]}, and not through attention: all its masks hide the later keys"
+        if cause and (norm := self._normed()):
+            return norm
         where = self._where() if cause else None
         if cause and where:
             cause = f"{cause.partition(':')[0] if 'every later' in cause else cause}; it enters {where}"
@@ -143,6 +146,11 @@ class _Map:
         if leak_cause(torch.stack(maps).amax(0), self.allowed) is None:
             return None
         return without_gradient(lambda: stream(stream.draw(1, self.length)))
+
+    def _normed(self) -> str | None:
+        length = apart(self.length, self.stream.built.config)
+        x = self.stream.draw(1, length)
+        return norm_over_time(self.stream.built.module, lambda: self.stream(x, path=self.path), length)
 
     def _where(self) -> str | None:
         """Name the module in which later inputs reach earlier outputs."""

@@ -101,6 +101,13 @@ def _padded_on(masked: Masked, side: str) -> str | None:
         for own, pooled in zip(states, found[1], strict=True):
             if told := _of_weights(own, pooled, mask[0].cpu(), side):
                 return told
+    alone = masked.padded(x, [1] * _SAMPLES, side)  # of one state about half of the channels are negative
+    found = pooling_of(masked, x, alone)
+    for states in found[0][:1] if found else []:
+        for own, pooled in zip(states, found[1] if found else states, strict=True):
+            real = torch.cat([torch.ones(len(own) - _LENGTH, dtype=torch.bool), alone[0].cpu()])
+            if _weights(own, pooled) is None and (told := _largest(own, pooled, real)):
+                return told
     return None
 
 
