@@ -13,6 +13,7 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_fillers import filled_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -69,7 +70,7 @@ def rows_lie_on_the_simplex(case: Case) -> None:
             "a row of weights does not sum to one",
             bound=bound,
             constants_allowed=True,
-            cause=lambda: _sum_cause(weights),
+            cause=lambda: filled_cause(case, built) or _sum_cause(weights),
         )
     case.witness()
 

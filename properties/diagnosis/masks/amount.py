@@ -19,6 +19,7 @@ _LEAST = 1e-9  # a weight below is that of a hidden key
 _NUMBER = 1e-4
 _TABLES = ("embedding", "__getitem__", "index_select", "narrow", "gather", "take_along_dim")
 _OTHER = 5
+_DRAWS = 4  # of tokens: some rules go by which they are
 
 
 class _Amount:
@@ -79,8 +80,11 @@ def amount_cause(masked: Masked, side: str) -> str | None:
         masked: the subject.
         side: on which the amount of padding matters.
     """
-    amount = _Amount(masked, side)
-    if amount.agrees(amount.among()(), amount.alone()()):
+    for _ in range(_DRAWS):
+        amount = _Amount(masked, side)
+        if not amount.agrees(amount.among()(), amount.alone()()):
+            break
+    else:
         return _of_equal_length(masked, side)
     if weighed := _weighed(amount) or _convolved(amount):
         return weighed

@@ -1,0 +1,47 @@
+"""Scores of 0 that fill up a row to a multiple of a block, and are counted in the sum that divides."""
+
+from __future__ import annotations
+
+import torch
+
+from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.engine.case import Case
+
+_WIDTHS = (3, 5, 6, 7, 9, 10, 13, 17, 21)
+
+
+def filled_cause(case: Case, built: Built) -> str | None:
+    """Say to multiples of what rows are filled up with scores of 0, read off how much less than one they sum to.
+
+    A sum w of weights less than 1 means (1 / w - 1) sum exp(x) more in the denominator: n times exp(0) where n scores
+    of 0 stand beside those that were given.
+
+    Args:
+        case: of a softmax whose rows sum to less than one.
+        built: its function.
+    """
+    if case.subject.kind != "softmax":
+        return None
+    counts: dict[int, int] = {}
+    with off_the_record(case):
+        for width in _WIDTHS:
+            scores = torch.linspace(-1, 1.5, width, dtype=built.dtype, device=case.bench.device)[None].repeat(2, 1)
+            scores[1] = scores[1].flip(-1) * 0.5
+            given = (scores, -1) if case.subject.accepts("dim") else (scores,)
+            weights = case.call(built, *given).double()
+            more = (1 / weights.sum(-1) - 1) * scores.double().exp().sum(-1)
+            whole = more.round()
+            if float((more - whole).abs().max()) > 0.02 or bool((whole != whole[0]).any()):
+                return None
+            counts[width] = int(whole[0])
+    for size in range(2, 129):
+        if any(counts.values()) and all(many == -width % size for width, many in counts.items()):
+            return (
+                f"rows are filled up to multiples of {size} with scores of 0, and the sum of exponentials counts them: "
+                "-inf is what adds nothing"
+            )
+    (many, *others) = set(counts.values())
+    if not many or others:
+        return None
+    return f"{many} more scores of 0 are in the sum that divides: a sink (declare sink=True if that is meant)"
