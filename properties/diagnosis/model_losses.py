@@ -117,7 +117,26 @@ def _besides(loss: Loss, logits: Tensor, labels: Tensor, offset: int, share: flo
                 "the samples are laid end to end before the shift: the last row of each is scored by the next's first"
             )
             return Scored(offset, share, None, told)
+    if labels.ndim == 2 and (lost := _unscored(loss, labels, offset, base)):
+        return Scored(offset, share, None, lost)
     return Scored(offset, share, None, f"each label weighs {share:.4g}, where 1/{count} is the mean")
+
+
+def _unscored(loss: Loss, labels: Tensor, offset: int, base: float) -> str | None:
+    """Name the labels that count and change nothing, where the offset does not leave them without a row."""
+    lost = []
+    for place in range(max(offset, 0), labels.shape[1] + min(offset, 0)):
+        other = labels.clone()
+        own = other[0, place]
+        other[0, place] = labels[labels != own].max() if bool((labels != own).any()) else own
+        if bool(own >= 0) and float(loss(other)) == base:
+            lost.append(place)
+    if not lost:
+        return None
+    which = (
+        f"label {lost[0]} of a sample is" if len(lost) == 1 else f"labels {', '.join(map(str, lost))} of a sample are"
+    )
+    return f"{which} scored by no row: lost where the sequence is cut into parts that are shifted one by one, say"
 
 
 def _weighed(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int, float]], offset: int) -> str | None:
