@@ -38,6 +38,7 @@ def _bucket(
     absolute: bool = False,
     clamped: Clamp | None = None,
     over_all: bool = False,
+    whole_ratio: bool = False,
 ) -> Tensor:
     """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
     bucket = torch.zeros_like(relative)
@@ -49,7 +50,8 @@ def _bucket(
     distance = distance + step * (distance > 0).long()
     exact = max(exactly(buckets), 1)
     span = math.log(farthest / (start(buckets, exact) if start else exact))
-    ratio = (distance.clamp(min=1).double() / exact).log() / span
+    share = distance.clamp(min=1).double() / exact
+    ratio = (share.floor().clamp(min=1) if whole_ratio else share).log() / span
     spread = (whole if over_all else buckets) - exact
     far = exact + _RULE[rule](ratio * spread + (1e-9 if rule == "floor" else 0)).long()
     if clamped is not None:
@@ -88,6 +90,8 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         if farthest > start(buckets // 2 if both else buckets, max(buckets // 4 if both else buckets // 2, 1)):
             told = f"the logarithm of the distance is divided by {words} instead of log(max_distance / max_exact)"
             yield told, _bucket(relative, both, buckets, farthest, start=start)
+    told = "the distance is divided by max_exact to a whole number, before its logarithm is taken"
+    yield told, _bucket(relative, both, buckets, farthest, whole_ratio=True)
     if both:
         told = "the number of buckets is not halved before half of them are made exact"
         yield told, _bucket(relative, both, buckets, farthest, halved=False)

@@ -41,8 +41,8 @@ def convolved_past_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
                 kind = type(runs.built.module.get_submodule(name)).__name__
                 return (
                     f"in chunk {number + 1}, behind {start} cached tokens, {name} ({kind}) is given {len(places)} of "
-                    f"its {kernel - 1} past frames wrong{' (zeros)' if zeros else ''}: what is kept for it is not the last "
-                    f"{kernel - 1} frames of all that went before, as where it is cut from the newest chunk alone"
+                    f"its {kernel - 1} past frames wrong{' (zeros)' if zeros else ''}: what is kept for it is not the "
+                    f"last {kernel - 1} frames of all that went before, as where it is cut from the newest chunk alone"
                 )
             start += size
     return None
