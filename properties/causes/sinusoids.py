@@ -81,9 +81,6 @@ def table_cause(table: Tensor, base: float, layout: str) -> str | None:
             return f"the table equals the formula shifted by one position: it starts at position {offset}"
     if bool((table == table[0]).all()):
         return "all rows are equal"
-    period = next((n for n in range(2, length) if bool((table[n:] == table[:-n]).all())), None)
-    if period:
-        return f"the rows come again after {period} positions"
     ratio = float((table.double() * right[layout]).sum() / right[layout].square().sum())
     if worst_difference(table.double(), ratio * right[layout], bound * max(1.0, abs(ratio))).error <= 1:
         return f"all values are {ratio:.4g} times those of the formula"

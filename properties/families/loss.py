@@ -14,13 +14,13 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.definitions.rounding import epsilon
-from veriformer.properties.diagnosis.losses import where_a_loss_is_wrong
+from veriformer.properties.diagnosis.losses import formula_of_loss, where_a_loss_is_wrong
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.loss_halves import sums_do_not_stick
 from veriformer.properties.families.loss_rows import every_chunk_counts
-from veriformer.properties.formulas.losses import accumulation_cause, loss_cause, terms_beside
+from veriformer.properties.formulas.losses import accumulation_cause, terms_beside
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)
@@ -83,9 +83,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         "the loss is not the mean of the negative log likelihoods",
         bound=_bound(logits),
         cause=lambda: (
-            _cause(case, built, logits, labels, loss.detach().double())
-            if torch.equal(labels, kept)
-            else "the call changes the labels that it is given"
+            _cause(case, built) if torch.equal(labels, kept) else "the call changes the labels that it is given"
         ),
     )
     (gradient,) = torch.autograd.grad(loss.sum(), given)
@@ -95,7 +93,7 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
     silent = gradient[~counted]
     if silent.numel():
         case.exact(silent, torch.zeros_like(silent), "a position that is not counted has a gradient",
-                   cause=lambda: _formula(case, built))  # fmt: skip
+                   cause=lambda: formula_of_loss(case, built))  # fmt: skip
     sure = logits.double().softmax(-1).amax(-1) > 0.999  # there the gradient may round to zero
     case.require(
         (gradient[counted & ~sure].abs().sum(-1) > 0).all(),
@@ -108,46 +106,8 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
     case.witness()
 
 
-def _formula(case: Case, built: Built) -> str | None:
-    """Name the wrong formula that gives the subject's numbers on inputs that tell the usual slips apart."""
-    subject, device = case.subject, case.bench.device
-    with off_the_record(case):
-        return loss_cause(
-            lambda logits, labels: case.call(built, logits.to(device), labels.to(device)).reshape(()),
-            built.config.vocab_size,
-            built.dtype,
-            eps=float(subject.fact("label_smoothing", 0.0)),
-            ignore=_ignore(subject),
-            z_loss=float(subject.fact("z_loss", 0.0)),
-            shift=int(bool(subject.fact("shifts_labels"))),
-            hides=takes_ignored_labels(case.bench, built),
-        )
-
-
-def _cause(case: Case, built: Built, logits: Tensor, labels: Tensor, got: Tensor) -> str | None:
-    """Try the usual slips: the first whose formula gives the loss is the cause."""
-    if told := _formula(case, built):
-        return told
-    ignore, eps = _ignore(case.subject), float(case.subject.fact("label_smoothing", 0.0))
-    oracle = partial(loss_oracle, z_loss=float(case.subject.fact("z_loss", 0.0)))
-    counted = int((labels != ignore).sum())
-    expected = _expected(case, logits, labels)
-    values = {
-        "the labels are moved by one": oracle(logits[:, :-1], labels[:, 1:], eps, ignore),
-        "the labels are moved twice": oracle(logits[:, :-2], labels[:, 2:], eps, ignore),
-        "the labels are not moved": oracle(logits, labels, eps, ignore),
-        "log_softmax is applied to probabilities": oracle(logits.softmax(-1), labels, eps, ignore),
-        "the sum is divided by all positions, not by those counted": expected * counted / labels.numel(),
-        "the losses are summed, not averaged": expected * counted,
-        "there is no label smoothing": oracle(logits, labels, 0.0, ignore),
-        f"the ignored label {ignore} is counted, as if it were label 0": oracle(
-            logits, labels.clamp(min=0), eps, ignore
-        ),
-    }
-    for words, value in values.items():
-        if abs(float(value) - float(got)) <= _bound(logits) * max(1, counted):
-            return words
-    return _undeclared_terms(case, built) or where_a_loss_is_wrong(case, built)
+def _cause(case: Case, built: Built) -> str | None:
+    return formula_of_loss(case, built) or _undeclared_terms(case, built) or where_a_loss_is_wrong(case, built)
 
 
 def _undeclared_terms(case: Case, built: Built) -> str | None:
@@ -240,7 +200,7 @@ def the_smoothed_target_shows_in_the_gradient(case: Case) -> None:
     expected.scatter_add_(-1, labels.clamp(min=0)[..., None], torch.full_like(target[..., :1], 1 - eps))
     bound = (_bound(logits) + 4 * epsilon(logits.dtype)) * max(1, int(counted.sum()))
     case.close(target[counted], expected[counted], "the target in the gradient is not the smoothed one", bound=bound,
-               cause=lambda: _formula(case, built))  # fmt: skip
+               cause=lambda: formula_of_loss(case, built))  # fmt: skip
     case.witness()
 
 

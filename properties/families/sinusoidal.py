@@ -17,7 +17,7 @@ from veriformer.properties.definitions.sinusoids import closed_form, table_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.formulas.moved_rows import moved_rows
+from veriformer.properties.formulas.moved_rows import moved_rows, period_cause
 
 _KIND = ("positions",)
 _SINUSOIDAL = needs_fact("positions", "sinusoidal")
@@ -56,7 +56,7 @@ def _cause(case: Case, table: Tensor) -> str | None:
     """Name the wrong formula of the table, or the positions whose rows stand elsewhere."""
     base, layout = float(case.subject.fact("base", 10000.0)), _layout(case, table)
     offset = case.subject.fact("position_offset", 0)
-    return table_cause(table, base, layout) or moved_rows(table, base, layout, offset)
+    return table_cause(table, base, layout) or moved_rows(table, base, layout, offset) or period_cause(table)
 
 
 @holds(

@@ -13,7 +13,7 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.softmax_fillers import filled_cause
+from veriformer.properties.families.softmax_fillers import filled_cause, streamed_rows_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -70,7 +70,7 @@ def rows_lie_on_the_simplex(case: Case) -> None:
             "a row of weights does not sum to one",
             bound=bound,
             constants_allowed=True,
-            cause=lambda: filled_cause(case, built) or _sum_cause(weights),
+            cause=lambda: filled_cause(case, built) or streamed_rows_cause(case, built) or _sum_cause(weights),
         )
     case.witness()
 
@@ -352,6 +352,7 @@ def long_rows_are_accurate_in_every_dtype(case: Case) -> None:
         asks=asks,
         bound=softmax_bound(scores, dtype),
         constants_allowed=True,
+        cause=lambda: streamed_rows_cause(case, built),
     )
     sums = got.double().sum(dim=-1)
     limit = epsilon(dtype) + 2 * rounding_bound(torch.float32, width)
@@ -362,5 +363,6 @@ def long_rows_are_accurate_in_every_dtype(case: Case) -> None:
         asks=asks,
         bound=limit,
         constants_allowed=True,
+        cause=lambda: streamed_rows_cause(case, built),
     )
     case.witness()

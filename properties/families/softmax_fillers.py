@@ -1,4 +1,4 @@
-"""Scores of 0 that fill up a row to a multiple of a block, and are counted in the sum that divides."""
+"""Rows of a softmax that are summed up in blocks: scores of 0 that fill up the last, and slips in rescaling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import torch
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
+from veriformer.properties.formulas.streamed import streamed_cause
 
+_ROWS = 4
+_LONG = (9, 33, 65, 129, 257, 513)
 _WIDTHS = (3, 5, 6, 7, 9, 10, 13, 17, 21)
 
 
@@ -45,3 +48,25 @@ def filled_cause(case: Case, built: Built) -> str | None:
     if not many or others:
         return None
     return f"{many} more scores of 0 are in the sum that divides: a sink (declare sink=True if that is meant)"
+
+
+def streamed_rows_cause(case: Case, built: Built) -> str | None:
+    """Say which slip of a softmax in blocks explains its weights, in rows of the first length that has one.
+
+    Args:
+        case: of a softmax whose weights are wrong.
+        built: its function.
+    """
+    if case.subject.kind != "softmax" or case.subject.fact("sink"):
+        return None
+    with off_the_record(case):
+        for width in _LONG:
+            generator = torch.Generator().manual_seed(width)
+            scores = 3 * torch.randn(_ROWS, width, generator=generator, dtype=torch.float64)
+            scores = scores.to(case.bench.device, built.dtype)
+            given = (scores, -1) if case.subject.accepts("dim") else (scores,)
+            weights = case.call(built, *given).detach().double()
+            slack = max(1e-5, 16 * float(torch.finfo(built.dtype).eps))
+            if told := streamed_cause(scores.double(), weights, slack, "scores"):
+                return told
+    return None

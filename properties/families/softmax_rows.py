@@ -19,6 +19,7 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_fillers import streamed_rows_cause
 
 LENGTHS = (10, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097)
 """One entry more than the usual blocks; a row is judged at all of them, and the shortest that fails is told."""
@@ -330,6 +331,8 @@ def _cause(case: Case, built: Built, dtype: torch.dtype, right: int, wrong: int,
     """Say from which length on the weights of rows along the last axis are wrong, and in which rows."""
     with off_the_record(case):
         if told := hidden_block_cause(lambda x: _call(case, built, x), torch.zeros((), dtype=dtype)):
+            return told
+        if told := streamed_rows_cause(case, built):
             return told
         if dtype in _HALVES and (told := _stuck(case, built, dtype)):
             return told

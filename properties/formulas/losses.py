@@ -11,6 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.formulas.numbers import which
+from veriformer.properties.formulas.sharded_losses import sharded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -63,12 +64,7 @@ def _formulas(
     yield "log_softmax is applied to probabilities", twice / n
     yield "the probability stands in place of its logarithm", t.sum(-((-t.nll).exp())) / n
     if z:
-        yield "there is no z-loss", t.sum((1 - eps) * t.nll + eps * t.smooth) / n
-        plain = t.sum((1 - eps) * t.nll + eps * t.smooth)
-        yield "the z-loss is that of log Z, not of its square", (plain + z * t.sum(t.logits.logsumexp(-1))) / n
-        if n != size:
-            yield "the z-loss is summed over ignored positions too", (plain + z * log_z.sum()) / n
-            yield "the z-loss is averaged over all positions, ignored ones included", plain / n + z * log_z.mean()
+        yield from _z_losses(t, (1 - eps) * t.nll + eps * t.smooth, z)
     if eps:
         yield from _smoothings(t, eps, z * t.sum(log_z) / n, width)
     for other in {0, 1, 2} - {shift}:
@@ -77,6 +73,8 @@ def _formulas(
             total = moved.sum((1 - eps) * moved.nll + eps * moved.smooth + z * moved.logits.logsumexp(-1).square())
             words = ("the labels are not moved", "the labels are moved by one", "the labels are moved twice")[other]
             yield words, total / moved.counted
+    for words, each in sharded(t.logits, t.labels.clamp(min=0), eps):
+        yield words, t.sum(each + z * log_z) / n
     if shift and len(labels) > 1:
         flat = _Terms(logits.flatten(0, 1)[None], labels.flatten()[None], ignore, shift)
         total = flat.sum((1 - eps) * flat.nll + eps * flat.smooth + z * flat.logits.logsumexp(-1).square())
@@ -93,6 +91,31 @@ def _formulas(
         "the labels are moved the wrong way: each position is to predict the token before it",
         total / backwards.counted,
     )
+
+
+def _z_losses(t: _Terms, rest: Tensor, z: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield wrong z-losses beside the other terms."""
+    n, log_z = t.counted, t.logits.logsumexp(-1)
+    plain, below = t.sum(rest) / n, log_z - t.logits.amax(-1)
+    yield "there is no z-loss", plain
+    for words, terms in (
+        ("is that of log Z, not of its square", log_z),
+        (
+            "squares the logarithm of the sum of exp(x - max), to which the maximum is not added back: it is not log Z",
+            below.square(),
+        ),
+        ("is half of the square of log Z", log_z.square() / 2),
+        ("is twice the square of log Z", 2 * log_z.square()),
+        ("squares Z's logarithm to base 2", (log_z / math.log(2)).square()),
+        ("is of the mean of the exponentials, not of their sum", (log_z - math.log(t.logits.shape[-1])).square()),
+    ):
+        yield f"the z-loss {words}", plain + z * t.sum(terms) / n
+    yield "the z-loss is summed, not averaged", plain + z * t.sum(log_z.square())
+    yield "the z-loss is taken off, not added", plain - z * t.sum(log_z.square()) / n
+    yield "the z-loss squares the mean of log Z over positions", plain + z * (t.sum(log_z) / n).square()
+    if n != t.labels.numel():
+        yield "the z-loss is summed over ignored positions too", plain + z * log_z.square().sum() / n
+        yield "the z-loss is averaged over all positions, ignored ones included", plain + z * log_z.square().mean()
 
 
 def _smoothings(t: _Terms, eps: float, rest: Tensor, width: int) -> Iterator[tuple[str, Tensor]]:

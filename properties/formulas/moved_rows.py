@@ -56,6 +56,13 @@ def moved_rows(table: Tensor, base: float, layout: str, offset: int = 0) -> str 
     return f"at position{f's {start} to {end}' if end > start else f' {start}'}{alone} {told}"
 
 
+def period_cause(table: Tensor) -> str | None:
+    """Say after how many positions the rows `[T, D]` of a table come again, where each does that is followed so far."""
+    length = len(table)
+    period = next((n for n in range(2, length // 2 + 1) if bool((table[n:] == table[:-n]).all())), None)
+    return f"the rows come again after {period} positions" if period else None
+
+
 def _positions_of(table: Tensor, base: float, layout: str, offset: int) -> list[int] | None:
     """Return the position whose row each row is; None where one is that of none."""
     length, width = table.shape

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.engine.case import Case
+from veriformer.properties.formulas.streamed import streamed_cause
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,17 @@ def weighed(read: Read) -> str | None:
     ratio = torch.where(read.allow, own / right.clamp(min=1e-300), torch.ones_like(own))
     spread = [float(r[a].max() - r[a].min()) for r, a in zip(ratio[rows], read.allow[rows], strict=True)]
     loose = 1e-6 if read.slack < 1e-6 else 1e-3
-    told = _formulas(read)
+    told = _formulas(read) or _streamed(read, loose)
     if told is None and max(spread) < loose:
         return _normalised(read, own.sum(-1)[rows], rows)
     return told or _tempered(read, loose) or _moved(read) or _blocks(read, ratio, loose)
+
+
+def _streamed(read: Read, loose: float) -> str | None:
+    if read.has_sink or read.scores.shape[-1] < 2:
+        return None
+    shown = read.scores.masked_fill(~read.allow, -torch.inf)
+    return streamed_cause(shown.flatten(0, 2), read.own.flatten(0, 2), loose)
 
 
 def _normalised(read: Read, sums: Tensor, rows: Tensor) -> str | None:
