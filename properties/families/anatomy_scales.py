@@ -73,6 +73,8 @@ def scale_cause(lone: list[Name], names: list[Name], seen: float, right: float, 
         d_head: channels of its head.
         flowing: the forward in which it was seen.
     """
+    if told := _by_layer(flowing):
+        return told
     place = lone[0][0]
     is_of_all = len(lone) == len(names)
     own = [a for a in followed(flowing.seen) if a.place == place]
@@ -93,6 +95,32 @@ def scale_cause(lone: list[Name], names: list[Name], seen: float, right: float, 
         return f"{_whose(lone, names)} is {plain}"
     (told,) = words
     return f"{_whose(lone, names)} is {told if is_of_all else f'{plain}: {told}'}"
+
+
+def _by_layer(flowing: Flow) -> str | None:
+    """Say that scales go with the number of the layer, where they do in models of several sizes."""
+    others = (of_other_sizes(flowing, config) for config in flowing.case.bench.configs[1 : 1 + _FURTHER])
+    seen = [ratios for one in (flowing, *others) if one and len(ratios := _ratios(one)) > 1]
+    for told, power in (
+        ("divided by the number of its layer, 1, 2 ...: what is divided is not multiplied back", -1),
+        ("multiplied by the number of its layer, 1, 2 ...: what is multiplied was not divided", 1),
+    ):
+        if len(seen) > 1 and all(
+            abs(ratio / (n + 1) ** power - 1) < NEAR for ratios in seen for n, ratio in enumerate(ratios)
+        ):
+            return f"the scale of each attention is {told}"
+    return None
+
+
+def _ratios(flowing: Flow) -> list[float]:
+    """Return the scale of each attention as a multiple of the declared one; nothing where one of them has several."""
+    declared, found = flowing.case.subject.fact("attention_scale"), list[float]()
+    for one in followed(flowing.seen):
+        scales = [s / attention_scale(declared, one.query.shape[-1], flowing.width) for s in one.scale if s is not None]
+        if not scales or max(scales) - min(scales) > NEAR * max(scales):
+            return []
+        found.append(float(scales[0]))
+    return found
 
 
 def _whose(lone: list[Name], names: list[Name]) -> str:

@@ -12,6 +12,8 @@ from veriformer.reference.position_bias import alibi_slopes, t5_bucket
 
 _RULE = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round}
 
+_GEOMETRIC = "2^(-8i/h) although h is no power of two"
+
 Clamp = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -39,6 +41,7 @@ def _bucket(
     clamped: Clamp | None = None,
     over_all: bool = False,
     whole_ratio: bool = False,
+    cut_early: bool = False,
 ) -> Tensor:
     """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
     bucket = torch.zeros_like(relative)
@@ -52,6 +55,7 @@ def _bucket(
     span = math.log(farthest / (start(buckets, exact) if start else exact))
     share = distance.clamp(min=1).double() / exact
     ratio = (share.floor().clamp(min=1) if whole_ratio else share).log() / span
+    ratio = ratio.floor() if cut_early else ratio
     spread = (whole if over_all else buckets) - exact
     far = exact + _RULE[rule](ratio * spread + (1e-9 if rule == "floor" else 0)).long()
     if clamped is not None:
@@ -92,6 +96,11 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
             yield told, _bucket(relative, both, buckets, farthest, start=start)
     told = "the distance is divided by max_exact to a whole number, before its logarithm is taken"
     yield told, _bucket(relative, both, buckets, farthest, whole_ratio=True)
+    told = "the share of the logarithmic range is cut to a whole number before it is multiplied by the buckets of it"
+    yield (
+        f"{told}: all distances below max_distance share one",
+        _bucket(relative, both, buckets, farthest, cut_early=True),
+    )
     if both:
         told = "the number of buckets is not halved before half of them are made exact"
         yield told, _bucket(relative, both, buckets, farthest, halved=False)
@@ -119,6 +128,11 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         _bucket(relative, both, buckets, farthest, last=2),
     )
     yield "every distance is counted one too far", _bucket(relative, both, buckets, farthest, step=1)
+    yield (
+        "every distance is counted one too short: the least distance of a bucket falls into the one before (bucketize "
+        "without right=True, or > for >=)",
+        _bucket(relative, both, buckets, farthest, step=-1),
+    )
     for other in sorted({buckets // 2, 2 * buckets, buckets - 1, buckets + 1, 16, 32, 64} - {buckets}):
         if other > 3 and farthest > (other // 4 if both else other // 2):
             told = f"there are {other} buckets instead of {buckets}"
@@ -230,7 +244,9 @@ def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
     index = torch.arange(1, heads + 1, dtype=torch.float64)
     for words, guess in (
         (
-            "2^(-8i/h) although h is no power of two",
+            _GEOMETRIC
+            if heads & (heads - 1)
+            else f"those of {heads} heads: of a part of them, made for that part alone",
             2.0 ** (-8 * index / heads),
         ),
         ("2^(-8i/h) with i from 0: the first slope is 1", 2.0 ** (-8 * (index - 1) / heads)),
@@ -250,6 +266,9 @@ def slope_cause(slopes: Tensor, expected: Tensor) -> str | None:
     ):
         if float((slopes - guess).abs().amax()) < 1e-5:
             return f"the slopes are {words}"
+    for part in range(1, heads):
+        if heads % part == 0 and float((slopes - slopes_by(None, part).repeat(heads // part)).abs().amax()) < 1e-5:
+            return f"the slopes are those of {part} heads, again and again: made for each part of the heads by itself"
     if told := _further_slopes(slopes):
         return told
     ratio = slopes / expected
