@@ -44,6 +44,7 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
     import torch
 
     from veriformer.properties import check
+    from veriformer.reports.verdicts import shown_in_full
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -53,6 +54,7 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
         start = time.perf_counter()
         report = check(subject, profile=profile, seed=seed)
         told = [r for r in report.results if r.outcome not in ("PASS", "NOT_APPLICABLE")]
+        shown = [r for part in report.to_json()["subjects"] for r in shown_in_full(part)]
         rows.append(
             {
                 "set": path.parent.name, "source": path.stem, "file": _pair(path)[0], "which": which,
@@ -64,6 +66,10 @@ def judge(file: str, profile: str, seed: int) -> list[Row]:
                         "cause": r.counterexample.cause if r.counterexample else "",
                     }
                     for r in told
+                ],
+                "shown": [  # in the order in which a report tells it
+                    {"id": r["id"], "outcome": r["outcome"], "cause": (r.get("counterexample") or {}).get("cause", "")}
+                    for r in shown
                 ],
             }
         )  # fmt: skip

@@ -16,6 +16,7 @@ from veriformer.properties.probes.norms import is_centred, normalised
 
 _WIDEST = 34
 """Beyond twice the usual tile of small tests (16)."""
+_FILLED_UP = (8, 12, 20, 24, 5)
 _SCALE = 100.0
 """Where an eps of up to 1e-3 changes 1e-7."""
 _LIMIT = 1e-5
@@ -46,6 +47,39 @@ def wrong_widths(case: Case, problem: Violation | None = None) -> str | None:
         told = f"the norm is wrong at the widths {which(wrong, tried)}, else right"
         weighed = _weighed(case, next((n for n in wrong if n >= 12), wrong[-1]))
     return f"{told}; {weighed}" if weighed else told
+
+
+def lanes_cause(case: Case) -> str | None:
+    """Say to multiples of what rows are filled up with zeros that count in the variance once the mean is subtracted.
+
+    Each of them adds the square of the mean: as many as the excess of the variance times the width, over that square.
+
+    Args:
+        case: of the violation.
+    """
+    if case.subject.build is None or case.subject.fact("norm") in ("none", "other"):
+        return None
+    counts: dict[int, int] = {}
+    with off_the_record(case):
+        for width in _FILLED_UP:
+            try:
+                inputs, outputs, centred = _called(case, width, 8)
+            except Exception:  # it refuses this width
+                continue
+            x, y = inputs[0], outputs[0]
+            inner, outer = (z - z.mean(-1, keepdim=True) for z in (x, y))
+            slope = (inner * outer).sum(-1) / inner.square().sum(-1)
+            more = (slope.pow(-2) * width - inner.square().sum(-1)) / x.mean(-1).square()
+            if not centred or float((more - more.mean().round()).abs().max()) > 1e-2:
+                return None
+            counts[width] = int(more.mean().round())
+    size = next((n for n in range(2, 129) if all(many == -width % n for width, many in counts.items())), None)
+    if size is None or not any(counts.values()):
+        return None
+    return (
+        f"rows are filled up with zeros to a multiple of {size}, and in the variance these are not hidden once the "
+        "mean is subtracted: each of them adds the square of the mean"
+    )
 
 
 def _called(case: Case, width: int, tokens: int) -> tuple[Tensor, Tensor, bool]:

@@ -44,26 +44,37 @@ class _Blocks:
         return self.mass.log() + self.running[:, -1:]
 
 
-def streamed_cause(scores: Tensor, weights: Tensor, slack: float, of: str = "keys") -> str | None:
-    """Name the slip of a softmax that is taken in blocks, where weights are those of it and of no right one.
+def streamed_cause(scores: Tensor, weights: Tensor, slack: float) -> str | None:
+    """Name the slip of a softmax that is taken in blocks of keys, where weights are those of it and of no right one.
 
     Args:
         scores: `[R, S]` in float64, -inf where hidden.
         weights: `[R, S]` in float64, that were found for them.
         slack: largest difference of a weight from the right one that is rounding, relative to it.
-        of: what scores are of, in the plural.
+    """
+    found = streamed_slips(scores, weights, slack)
+    return f"blocks of {found[0][0]} keys: {found[0][1]}" if found else None
+
+
+def streamed_slips(scores: Tensor, weights: Tensor, slack: float) -> list[tuple[int, str]]:
+    """Return the sizes of blocks and the slips, in words, that give just these weights; nothing where they are right.
+
+    Args:
+        scores: as of `streamed_cause`.
+        weights: likewise.
+        slack: likewise.
     """
     rows = (~scores.isinf()).any(-1)
     scores, weights = scores[rows], weights[rows]
     right = scores.softmax(-1)
     if not len(scores) or _fits(weights, right, slack):
-        return None
-    for size in range(1, min(_LARGEST, scores.shape[-1] - 1) + 1):
-        blocks = _parted(scores, size)
-        for words, wrong in _wrong(blocks, right):
-            if _fits(weights, wrong, slack) and not _fits(wrong, right, 100 * slack):
-                return f"blocks of {size} {of}: {words}"
-    return None
+        return []
+    return [
+        (size, words)
+        for size in range(1, min(_LARGEST, scores.shape[-1] - 1) + 1)
+        for words, wrong in _wrong(_parted(scores, size), right)
+        if _fits(weights, wrong, slack) and not _fits(wrong, right, 100 * slack)
+    ]
 
 
 def _fits(weights: Tensor, wanted: Tensor, slack: float) -> bool:
@@ -108,6 +119,9 @@ def _rescalings(blocks: _Blocks) -> Iterator[tuple[str, Tensor]]:
         "is scaled down with the rest",
         (-blocks.rise).exp(),
     )
+    if blocks.own.shape[1] > 1:
+        until = torch.cat([below[:, :-1] - below[:, -2:-1], below[:, -1:]], dim=1)
+        yield "is not rescaled where the last block, which may not be full, raises the maximum", (below - until).exp()
     yield "is rescaled by exp(new - old) for exp(old - new) where a block raises the maximum", (2 * below).exp()
     yield "adds blocks that are each below a maximum of their own", (blocks.running[:, -1:] - blocks.own).exp()
     yield "is rescaled by 2^(old - new) for exp(old - new)", ((1 - math.log(2)) * below).exp()

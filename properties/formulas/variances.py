@@ -10,6 +10,13 @@ from torch import Tensor
 _LIMIT = 2e-4
 """A variance has twice the rounding of float32 tokens of a hundred channels, and eps is below a millionth of it."""
 
+_OF_TWO = (
+    (0.25, ", as where the distance is taken from the mean of both, which is updated too early"),
+    (2.0, ", as where its square is weighed by the size of one of them, not by n m / (n + m)"),
+    (4.0, ", as where its square is weighed by the size of both, not by n m / (n + m)"),
+)
+"""Of two shards of one size: the factor of a slip, and the slip."""
+
 
 def variance_cause(x: Tensor, y: Tensor, centred: bool) -> str | None:
     """Name the mean and the variance that the answers imply, where the variance is another one than it should be.
@@ -136,6 +143,8 @@ def _of_parts(parts: list[Tensor], spread: Tensor, centred: bool, of: str) -> st
         if abs(outer) < 10 * _LIMIT
         else f"how far the shards' means lie apart enters {outer:.3g} times"
     )
+    if len(parts) == 2 and parts[0].shape == parts[1].shape:
+        apart += next((words for factor, words in _OF_TWO if abs(outer - factor) < 10 * _LIMIT), "")
     if abs(inner - 1) < 10 * _LIMIT:
         return f"is the mean of those of {of}: {apart}"
     if abs(inner - unbiased) < 10 * _LIMIT:

@@ -290,6 +290,10 @@ def _formulas(read: Read) -> str | None:
             ("the soft cap is put on the scores before they are scaled", cap * (read.cross / cap).tanh() * read.scale),
             ("the soft cap is tanh(s / c) without the factor c", (plain / cap).tanh()),
             ("the soft cap is c tanh(s) without the division by c", cap * plain.tanh()),
+            (
+                "the soft cap is put on scores in base 2, times log2(e), and is log(2) times the declared one so",
+                cap * math.log(2) * (plain / (cap * math.log(2))).tanh(),
+            ),
             ("the scores are cut off at the cap (clamp) instead of tanh", plain.clamp(-cap, cap)),
         ]
     candidates += [(words, scores.masked_fill(~read.allow, -torch.inf).softmax(-1)) for words, scores in made]

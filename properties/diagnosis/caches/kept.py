@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from veriformer.properties.diagnosis.caches.heads import head_cause
 from veriformer.properties.diagnosis.caches.parted import parted_cause
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
+_COARSE = 0.05
+"""Keys that are off by less, of the largest, are the same ones, rounded."""
 _LEAST = 1e-6  # a weight below is that of a hidden key
 
 
@@ -72,21 +74,46 @@ def kept_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
 
 
 def rounded_cause(runs: CachedRuns) -> str | None:
-    """Say in which dtype keys and values are kept, where it is a narrower one than that of the model."""
+    """Say in which dtype, or with which step, keys and values are kept, where it is not that of the model."""
     x = runs.tokens(BATCH, 4)
     whole = runs.attended(lambda: runs.whole(x))
     steps = steps_of(runs.attended(lambda: runs.cached(x, [1] * 4)), len(whole))
     if not whole or steps is None or len(steps) != 4:
         return None
-    got, expected = steps[-1].layers[0], whole[0]
-    if got.key.shape != expected.key.shape or _agree(got.key, expected.key):
+    expected, got = whole[0], _first_keys(steps[-1].layers[0], whole[0])
+    if got.key.shape != expected.key.shape:
         return None
+    if _agree(got.key, expected.key):
+        return _one_step(runs, x, expected)
     for dtype in (torch.bfloat16, torch.float16):
         parts = ((got.key, expected.key), (got.value, expected.value))
         if all(_agree(one[..., :3, :], two[..., :3, :].to(dtype).to(two.dtype)) for one, two in parts):
             name = str(dtype).removeprefix("torch.")
             return f"keys and values are kept in {name}, whatever the model computes in: the past is rounded to it"
     return None
+
+
+def _first_keys(got: Attended, expected: Attended) -> Attended:
+    """Leave out the empty places of a cache of a fixed length."""
+    many = expected.key.shape[-2]
+    if got.key.shape[-2] <= many:
+        return got
+    return replace(got, key=got.key[..., :many, :], value=got.value[..., :many, :])
+
+
+def _one_step(runs: CachedRuns, x: Tensor, expected: Attended) -> str | None:
+    """Say that a chunk is rounded with one step, where its tokens by themselves are kept as they should be."""
+    chunk = runs.attended(lambda: runs.cached(x, [x.shape[1]]))
+    if not chunk or (got := _first_keys(chunk[0], expected)).key.shape != expected.key.shape:
+        return None
+    off = float((got.key - expected.key).abs().max()) / size_of(expected.key)
+    if not near(got.key) < off < _COARSE:
+        return None
+    return (
+        f"keys and values of a chunk of several tokens are those of the whole run rounded otherwise, by up to "
+        f"{off:.2g} of the largest, and those of a single token are right: one step (scale) is taken for a whole "
+        "chunk, where each token has its own"
+    )
 
 
 def _given_alike(step: Step, got: Attended, expected: Attended) -> bool:

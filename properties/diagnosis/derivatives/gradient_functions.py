@@ -96,8 +96,8 @@ def _words(
     if gradient is None or not gradient.any():
         return "there is none, though the output depends on it"
     told = _as_attention(case, alone, applied, place, gradient) if _is_attention(applied) else None
-    if told is None and len(alone.leaves) == 1:
-        told = _as_activation(alone, gradient)
+    if told is None:
+        told = _as_activation(alone, str(place), gradient)
     if told is not None:
         return told
     first = next(iter(alone.leaves))
@@ -158,20 +158,68 @@ def factor_told(
     return f"{meant}it is {form} times the derivative ({here:.4g} and {there:.4g} times it at two sizes)"
 
 
-def _as_activation(alone: Setting, gradient: Tensor) -> str | None:
-    """Tell the wrong derivative of an activation."""
-    x = next(iter(alone.leaves.values())).detach()
-    y = alone.output()
-    if y.shape != x.shape:
+def _as_activation(alone: Setting, place: str, gradient: Tensor) -> str | None:
+    """Tell the wrong derivative of an activation: of one input, of a sum of two, or of one beside a gate."""
+    inputs, y = [x.detach() for x in alone.leaves.values()], alone.output()
+    g, at = alone.weight(y), list(alone.leaves).index(place)
+    if len(inputs) == 1 and inputs[0].ndim and inputs[0].shape[-1] == 2 * y.shape[-1]:
+        one, two = inputs[0].chunk(2, -1)
+        halves = gradient.chunk(2, -1)
+        found = [_as_gate(a, b, y, g, n, halves) for n, (a, b) in enumerate(((one, two), (two, one)))]
+        return next((words for words in found if words), None)
+    if len(inputs) == 2 and inputs[0].shape == inputs[1].shape == y.shape:
+        gradients = tuple(gradient if n == at else None for n in range(2))
+        for n, (a, b) in enumerate((inputs, inputs[::-1])):
+            if told := _as_gate(a, b, y, g, n, gradients):
+                return told
+    if len(inputs) > 2 or any(x.ndim > y.ndim for x in inputs):
         return None
-    name = next((n for n, f in ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-9, atol=1e-12)), None)
-    if name is None:
+    x = sum(inputs, torch.zeros_like(y))
+    name = _activation_of(x, y)
+    if x.shape != y.shape or name is None:
         return None
-    g = alone.weight(y)
     for words, slope in _slopes(name, x, y):
-        if torch.allclose(g * slope, gradient, rtol=1e-7, atol=1e-10):
+        if torch.allclose((g * slope).sum_to_size(gradient.shape), gradient, rtol=1e-7, atol=1e-10):
             return f"it is not the derivative of {name}: {words}"
     return f"it is not the derivative of {name}"
+
+
+def _activation_of(x: Tensor, y: Tensor) -> str | None:
+    if x.shape != y.shape:
+        return None
+    return next((n for n, f in ACTIVATIONS.items() if torch.allclose(f(x), y, rtol=1e-9, atol=1e-12)), None)
+
+
+def _as_gate(
+    x: Tensor, gate: Tensor, y: Tensor, g: Tensor, first: int, gradients: tuple[Tensor | None, ...]
+) -> str | None:
+    """Tell what is wrong where an output is act(x) times a gate; `first`: which gradient is that of x."""
+    name = next((n for n, f in ACTIVATIONS.items() if torch.allclose(f(x) * gate, y, rtol=1e-9, atol=1e-12)), None)
+    if name is None:
+        return None
+    value, of_x, of_gate = ACTIVATIONS[name](x), gradients[first], gradients[1 - first]
+    right = _slope(name, x)
+
+    def gives(one: Tensor | None, two: Tensor) -> bool:
+        return one is not None and torch.allclose(one, two, rtol=1e-7, atol=1e-10)
+
+    for words, slope in _slopes(name, x, value):
+        if gives(of_x, g * gate * slope):
+            return f"of the input of {name}: {words}"
+    if gives(of_x, g * right):
+        return f"of the input of {name}: it is not multiplied by the other factor"
+    if gives(of_x, g * y * right):
+        return f"of the input of {name}: it is multiplied by the output, not by the other factor"
+    for words, other in (
+        (f"it is multiplied by the input of {name}, not by its value", x),
+        (f"it is multiplied by the derivative of {name}, not by its value", right),
+        ("it is multiplied by the output", y),
+        ("it is passed through as it is", torch.ones_like(y)),
+        ("it is multiplied by that factor itself", gate),
+    ):
+        if gives(of_gate, g * other):
+            return f"of the factor beside {name}: {words}"
+    return None
 
 
 def _slope(name: str, x: Tensor) -> Tensor:
@@ -194,6 +242,8 @@ def _slopes(name: str, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
     if name.startswith("GELU"):
         yield "the term x * phi(x), with the normal density phi, is missing", whole
         yield "the term Phi(x), the normal distribution function, is missing", x * bell
+    if name == "GELU (tanh)":
+        yield from _slopes_of_tanh_gelu(x)
     if name == "sigmoid":
         yield "the factor 1 - sigmoid(x) is missing", y
         yield "the factor sigmoid(x) is missing", 1 - y
@@ -205,3 +255,19 @@ def _slopes(name: str, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
     for other in ACTIVATIONS:
         if other != name:
             yield f"it is that of {other}", _slope(other, x)
+
+
+def _slopes_of_tanh_gelu(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield wrong derivatives of 0.5 x (1 + tanh(c (x + a x^3)))."""
+    a, c = 0.044715, (2 / torch.pi) ** 0.5
+    tanh = torch.tanh(c * (x + a * x**3))
+    whole, bell, inner = 0.5 * (1 + tanh), 1 - tanh.square(), c * (1 + 3 * a * x.square())
+    yield "the factor 3 of the derivative of a x^3 is missing", whole + 0.5 * x * bell * c * (1 + a * x.square())
+    yield "the derivative of a x^3 is left out", whole + 0.5 * x * bell * c
+    yield "the derivative of what stands in the tanh is left out", whole + 0.5 * x * bell
+    yield "tanh is not squared in 1 - tanh^2", whole + 0.5 * x * (1 - tanh) * inner
+    yield "x is missing in the second term", whole + 0.5 * bell * inner
+    yield "the factor 0.5 of the second term is missing", whole + x * bell * inner
+    yield "the factor sqrt(2 / pi) is missing in the second term", whole + 0.5 * x * bell * inner / c
+    yield "the second term, 0.5 x (1 - tanh^2) times the derivative inside, is missing", whole
+    yield "the first term, 0.5 (1 + tanh), is missing", 0.5 * x * bell * inner
