@@ -40,7 +40,7 @@ def tail_not_summed() -> Subject:
     "SR-rescale",
     "A running softmax over blocks of 128 entries does not scale what it has summed where the maximum grows",
     killed_by=("softmax.long-rows",),
-    cause="right up to 128 scores a row, wrong from 129 on",
+    cause="is not rescaled where a block raises the maximum",
 )
 def not_rescaled() -> Subject:
     def function(x: Tensor) -> Tensor:
