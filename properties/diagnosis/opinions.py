@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.diagnosis.attention.ghosts import ghost_opinion
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.merged import merge_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
@@ -69,6 +70,7 @@ _OF_ROUTES = ("batch.", "ffn.", "gradients.", "parameters.all-used", "permutatio
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
 _OF_MERGES = ("attention.", "batch.", "causality.", "cross_attention.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
+_OF_GHOSTS = ("attention.masked-equals-removed", "cross_attention.", "padding.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
 )  # fmt: skip
@@ -84,6 +86,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(tile_opinion, ("attention",), ("attention.tiles",), "before"),
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
     Opinion(merge_opinion, (*_WHOLE, "layer", "self_attention", "cross_attention"), _OF_MERGES, "before"),
+    Opinion(ghost_opinion, SEQUENCES, _OF_GHOSTS, "before"),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),

@@ -25,11 +25,13 @@ class _Call:
         tokens: that it is fed, `[T]`.
         best: the best next token behind each, `[T]`.
         cached: how many keys are there that no token of the call has made.
+        attentions: how many it goes through; a draft may take the first layers alone.
     """
 
     tokens: list[int]
     best: list[int]
     cached: int
+    attentions: int
 
     @property
     def accepted(self) -> int:
@@ -49,7 +51,9 @@ def drafts_cause(runs: CachedRuns) -> str | None:
     for _ in range(_PROMPTS):
         text = None  # tokens of the text that the cache must hold when the next call begins
         calls = _calls(runs, runs.tokens(1, _LENGTH))
-        cached = [call for call in calls[1:] if call.cached]  # drafts may be made without a cache
+        cached = [
+            c for c in calls[1:] if c.cached and c.attentions == calls[0].attentions
+        ]  # drafts may be made without a cache
         for before, after in pairwise([*calls[:1], *cached]):
             is_prompt = before.cached < _LENGTH - 1
             text = before.cached + len(before.tokens) if is_prompt else (text or before.cached) + before.accepted + 1
@@ -92,7 +96,8 @@ def _calls(runs: CachedRuns, prompt: Tensor) -> list[_Call]:
                 return
             shape = seen[0].weights.shape
             if shape[-2] == tokens.shape[1]:
-                calls.append(_Call(tokens[0].tolist(), logits[0].argmax(-1).tolist(), shape[-1] - shape[-2]))
+                best = logits[0].argmax(-1).tolist()
+                calls.append(_Call(tokens[0].tolist(), best, shape[-1] - shape[-2], len(seen)))
 
         hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
         try:

@@ -13,6 +13,7 @@ from veriformer.properties.causes.tracing.lines import Kept
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.diagnosis.attentions import Attended
 from veriformer.properties.diagnosis.masks.amount import amount_cause
+from veriformer.properties.diagnosis.masks.blocks import blocks_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
 from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
@@ -67,6 +68,7 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             lambda: instead_cause(masked),
             lambda: _in_attentions(masked, x, mask, side),
             lambda: _before_attentions(masked, x, mask),
+            lambda: blocks_cause(masked, side),
             lambda: scaled_cause(masked, x, mask),
             lambda: normaliser_cause(masked, x, mask),
             lambda: _from_neighbours(masked, x, mask, shown, hidden),
