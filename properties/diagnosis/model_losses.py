@@ -183,7 +183,9 @@ def _elsewhere(log_p: Tensor, changes: Sequence[tuple[tuple[int, ...], int, int,
 
 
 def uncounted(loss: Loss, logits: Tensor, labels: Tensor, offset: int, label: int, limit: float) -> str:
-    """Return what becomes of a label: "refused", "counted", "not counted", "divided by all" or "otherwise".
+    """Return what becomes of a label.
+
+    It is "refused", "counted", "not counted", "divided by all", "averaged in parts first ...", or "otherwise".
 
     Args:
         loss: of labels.
@@ -210,4 +212,25 @@ def uncounted(loss: Loss, logits: Tensor, labels: Tensor, offset: int, label: in
         whole, _ = loss_of_rows(rows, given[:, offset:], 0.0, -100)
         if abs(value - float(whole)) <= limit:
             return "counted"
-    return "otherwise"
+    return _in_parts(value, rows, given[:, offset:], label, limit) or "otherwise"
+
+
+def _in_parts(value: float, rows: Tensor, labels: Tensor, label: int, limit: float) -> str | None:
+    """Say of which parts the means are averaged, whatever they count, where that gives the loss."""
+    samples = list(zip(rows.split(1), labels.split(1), strict=True))
+    parts = [("samples", samples)]
+    parts += [
+        (f"chunks of {n} positions", list(zip(rows.split(n, 1), labels.split(n, 1), strict=True)))
+        for n in range(1, labels.shape[1])
+    ]
+    flat, kept = rows.flatten(0, 1), labels.flatten()
+    parts += [
+        (f"chunks of {n} tokens", [(x[None], y[None]) for x, y in zip(flat.split(n), kept.split(n), strict=True)])
+        for n in range(2, len(kept))
+    ]
+    for words, pieces in parts:
+        means = [float(loss_of_rows(x, y, 0.0, label)[0]) for x, y in pieces if bool((y != label).any())]
+        for count in {len(means), len(pieces)}:
+            if abs(value - sum(means) / count) <= limit:
+                return f"averaged in parts first ({words}, say), whatever each counts, and then over these"
+    return None

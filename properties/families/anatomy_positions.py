@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from veriformer.properties.families.anatomy_buckets import buckets_are_those_of_
 from veriformer.properties.families.anatomy_distance import scores_go_by_distance
 from veriformer.properties.families.anatomy_rows import far_rows_follow
 from veriformer.properties.families.anatomy_slopes import over_themselves, slopes_are_those_of_alibi
+from veriformer.properties.families.anatomy_turns import Angles, turn_cause
 from veriformer.properties.subject.subject import Subject
 
 KINDS = ("self_attention", "cross_attention", "layer", "encoder", "decoder", "encoder_decoder", "classifier")
@@ -122,7 +123,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
     if not known:
         scores_go_by_distance(case, flowing)
         return
-    angles = _Angles.declared(case.subject)
+    angles = Angles.declared(case.subject)
     for number, attention in enumerate(known):
         own = _said(case, flowing, attention, angles).of_width(attention.query.shape[-1])
         error = case.apply(
@@ -144,7 +145,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             expected="the rotation by t base^(-2i/d)",
             error=error,
             tolerance=1e3 * flowing.limit,
-            cause=lambda a=attention, o=own, p=place, b=base: _turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
+            cause=lambda a=attention, o=own, p=place, b=base: turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
             asks=_asks_of(case.subject, attention, known, own, flowing.limit, base) if is_off else None,
         )
         values = case.apply(
@@ -162,24 +163,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
 _ROTATED = re.compile(r"_?(rotary|rot|rope|rotated)_?(n?dims?|size|channels|width|emb_dim)")
 
 
-@dataclass(frozen=True)
-class _Angles:
-    """Declared angles: the base, the channels that are turned, and the layout, "" for either."""
-
-    base: float
-    width: int
-    layout: str
-
-    @classmethod
-    def declared(cls, subject: Subject) -> _Angles:
-        base, layout = float(subject.fact("base", 10000.0)), str(subject.fact("layout", ""))
-        return cls(base, int(subject.fact("rotary_dim", 0)), layout)
-
-    def of_width(self, width: int) -> _Angles:
-        return replace(self, width=self.width or width)
-
-
-def _said(case: Case, flowing: Flow, attention: Attention, angles: _Angles) -> _Angles:
+def _said(case: Case, flowing: Flow, attention: Attention, angles: Angles) -> Angles:
     """Return the angles with the channels that the model itself says it turns, where that is so and none are declared.
 
     A number that some part of it keeps by such a name is no question any more: `rotary_dim`, `rotary_ndims`, `rot_dim`.
@@ -237,7 +221,7 @@ def _is_left_out(attention: Attention, others: list[Attention], limit: float) ->
 
 
 def _asks_of(
-    subject: Subject, attention: Attention, others: list[Attention], own: _Angles, limit: float, base: float | None
+    subject: Subject, attention: Attention, others: list[Attention], own: Angles, limit: float, base: float | None
 ) -> tuple[str, Any] | None:
     """Return what to declare: another base, layers without positions, or that fewer channels are turned."""
     if base:
@@ -247,28 +231,6 @@ def _asks_of(
     for width in range(2, own.width, 2) if subject.fact("rotary_dim") is None else ():
         if rotation_misfit(attention, own.base, width, own.layout) < 1e3 * limit:
             return "rotary_dim", width
-    return None
-
-
-def _turn_cause(attention: Attention, own: _Angles, place: str, base: float | None, limit: float) -> str | None:
-    """Say what is done to queries and keys instead."""
-    wide = attention.query.shape[-1]
-    if base and own.width < wide and abs(math.log(base) / math.log(own.base) - own.width / wide) < 1e-3:
-        return f"in {place} the exponents go by the {wide} channels of a head, not by the {own.width} that are turned"
-    if base:
-        return f"the angles in {place} are those of base {base:g}"
-    still = [is_still(rows, sources, limit) for rows, sources in (
-        (attention.query, attention.query_from), (attention.key, attention.key_from))]  # fmt: skip
-    if all(still):
-        return f"neither queries nor keys are turned in {place}"
-    if any(still):
-        which, other = ("keys", "queries") if still[0] else ("queries", "keys")
-        return f"in {place} {which} are turned and {other} are not"
-    for part in (wide // 2, wide // 4, wide):
-        if part >= 2 and part != own.width and rotation_misfit(attention, own.base, part, "") < 1e3 * limit:
-            return f"{part} of {wide} channels are turned in {place}"
-    if own.layout and rotation_misfit(attention, own.base, own.width, "") < 1e3 * limit:
-        return f"the channels of a pair in {place} do not stand as declared (layout={own.layout!r})"
     return None
 
 
@@ -291,7 +253,7 @@ def _sinusoidal(case: Case, flowing: Flow) -> None:
         error=error,
         tolerance=1e3 * flowing.limit,
         cause=lambda: _table_words(entering, flowing.width, base, layout, flowing.limit),
-        asks=_table_base(entering, flowing.width, layout, flowing.limit),
+        asks=_table_base(entering, flowing.width, base, layout, flowing.limit),
     )
 
 
@@ -300,9 +262,12 @@ def table_error(seen: Traced, length: int, width: int, base: float, layout: str)
     return torch.tensor(sinusoid_misfit(position_steps(seen, length, width)[-1], width, base, layout))
 
 
-def _table_base(steps: Tensor, width: int, layout: str, limit: float) -> tuple[str, float] | None:
-    tried = (*BASES, *_bases_told(steps, width))
-    return next((("base", b) for b in tried if sinusoid_misfit(steps, width, b, layout) < 1e3 * limit), None)
+def _table_base(steps: Tensor, width: int, base: float, layout: str, limit: float) -> tuple[str, float] | None:
+    """Return the base whose table fits best: far positions of small models tell large ones apart by little."""
+    tried = dict.fromkeys((base**2, base**0.5, *_bases_told(steps, width), *BASES))
+    off = {other: sinusoid_misfit(steps, width, other, layout) for other in tried}
+    best = next(other for other in tried if off[other] <= max(10 * min(off.values()), 1e-9))
+    return ("base", best) if off[best] < 1e3 * limit else None
 
 
 def _bases_told(steps: Tensor, width: int) -> Iterator[float]:
@@ -319,8 +284,10 @@ def _bases_told(steps: Tensor, width: int) -> Iterator[float]:
 def _table_words(steps: Tensor, width: int, base: float, layout: str, limit: float) -> str | None:
     if sinusoid_misfit(steps, width, math.exp(math.log10(base)), layout) < 1e3 * limit:
         return f"the frequencies are exp of the decimal logarithm of {base:g}: log10 stands in place of the natural one"
-    if other := _table_base(steps, width, layout, limit):
-        return f"the table is that of base {other[1]:g}, not {base:g}"
+    if other := _table_base(steps, width, base, layout, limit):
+        twice = " (its square: every exponent is twice what it should be)" if other[1] == base**2 else ""
+        half = " (its root: every exponent is half of what it should be)" if other[1] == base**0.5 else ""
+        return f"the table is that of base {other[1]:g}, not {base:g}{twice or half}"
     if layout and sinusoid_misfit(steps, width, base, "") < 1e3 * limit:
         return f"its channels are not laid out as declared ({layout})"
     for words, table in wrong_tables(len(steps), width, base):

@@ -40,12 +40,23 @@ def moved_rows(table: Tensor, base: float, layout: str, offset: int = 0) -> str 
     repeats = next((n for n in (2, 3, 4) if rows == [offset + index // n for index in range(len(table))]), None)
     if repeats and len(table) > repeats:
         return f"every row stands at {repeats} positions, one behind the other"
-    runs = _runs(rows) if rows else None
+    return positions_told(rows, offset, "the rows are those of") if rows else None
+
+
+def positions_told(positions: list[int], offset: int, what: str) -> str | None:
+    """Say from which place on other positions stand than offset, offset + 1 ..., and which; None where they do not.
+
+    Args:
+        positions: that stand there, in order.
+        offset: that which is to stand at the first place.
+        what: what is done, or had, before the name of a position.
+    """
+    runs = _runs(positions)
     if not runs or all(run.is_right(offset) for run in runs):
         return None
     wrong = [run for run in runs if not run.is_right(offset)]
     run = wrong[0]
-    told = f"the rows are those of {_named(run)}: {_why(run, offset)}"
+    told = f"{what} {_named(run)}: {_why(run, offset)}"
     if len(runs) == 1:
         return told
     start, end = run.start + offset, run.end - 1 + offset

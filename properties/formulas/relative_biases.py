@@ -293,6 +293,8 @@ def _further_slopes(slopes: Tensor) -> str | None:
          "from its even ones (1::2 for 0::2)", torch.cat([usual, longer[1::2][:more]])),
         (f"{begins} the first of the list for {2 * count} heads, not every second of it",
          torch.cat([usual, longer[:more]])),
+        (f"the slopes are the odd places of the list for {2 * count} heads and then the even ones, where the order is "
+         "the other (1::2, then 0::2)", torch.cat([longer[0::2], longer[1::2]])[:heads]),
         (f"{begins} the first ones again", torch.cat([usual, usual[:more]])),
         (f"the slopes are the first {heads} of the list for {2 * count} heads", longer[:heads]),
     ):  # fmt: skip
