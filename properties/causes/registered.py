@@ -107,7 +107,42 @@ def not_carried(module: nn.Module, twin: nn.Module) -> str | None:
                 return _saved_otherwise(name, one, other)
             where = "a buffer with persistent=False" if name in own else "an attribute, neither parameter nor buffer"
             return f"{name} is {where}: it is in no state dict, and another model has its own, drawn or computed anew"
-    return _comes_back_changed(changed)
+    return _held_apart(module, parts) or _comes_back_changed(changed)
+
+
+def _held_apart(module: nn.Module, others: dict[str, nn.Module]) -> str | None:
+    """Name a tensor in a plain list or dict that is another one in a copy: made when a model is built."""
+    for path, part in module.named_modules():
+        for label, value in vars(part).items():
+            other: Any = vars(others[path]).get(label) if path in others else None
+            if label.startswith("_") or type(value) is not type(other) or not isinstance(value, list | tuple | dict):
+                continue
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in items:
+                try:
+                    two = other[key]
+                except (KeyError, IndexError):
+                    continue
+                if not isinstance(one, Tensor) or not isinstance(two, Tensor) or one.shape != two.shape:
+                    continue
+                if not torch.equal(one, two):
+                    name = f"{path}.{label}[{key!r}]" if path else f"{label}[{key!r}]"
+                    return (
+                        f"{name} stands in a plain list or dict and is made when the model is built"
+                        f"{_made_of(module, one)}: it is in no state dict, and what is loaded, moved or trained does "
+                        "not reach it"
+                    )
+    return None
+
+
+def _made_of(module: nn.Module, one: Tensor) -> str:
+    """Say of which parameters a tensor is a copy: of one, or of several in a stack."""
+    for name, p in module.named_parameters():
+        if p.shape == one.shape and torch.equal(p, one):
+            return f", a copy of {name}"
+        if one.ndim and p.shape == one.shape[1:] and any(torch.equal(p, row) for row in one):
+            return f", a copy of parameters ({name} is one of them)"
+    return ""
 
 
 def _comes_back_changed(changed: list[tuple[str, Tensor, object]]) -> str | None:
