@@ -16,6 +16,7 @@ from veriformer.properties.diagnosis.attention.ghosts import ghost_opinion
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.merged import merge_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
+from veriformer.properties.diagnosis.attention.shifted_scores import shift_opinion
 from veriformer.properties.diagnosis.attention.tiles import tile_opinion
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
@@ -71,6 +72,7 @@ _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutatio
 _OF_MERGES = ("attention.", "batch.", "causality.", "cross_attention.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
 _OF_GHOSTS = ("attention.masked-equals-removed", "cross_attention.", "padding.")
+_OF_SHIFTS = ("attention.masked-equals-removed", "causality.no-future", "causality.prefix", "padding.", "twin.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",
 )  # fmt: skip
@@ -87,6 +89,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(kernel_opinion, ("attention",), _OF_WEIGHTS, "before"),
     Opinion(merge_opinion, (*_WHOLE, "layer", "self_attention", "cross_attention"), _OF_MERGES, "before"),
     Opinion(ghost_opinion, SEQUENCES, _OF_GHOSTS, "before"),
+    Opinion(shift_opinion, ("self_attention", "layer"), _OF_SHIFTS, "before"),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
