@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +20,7 @@ from veriformer.properties.diagnosis.repairs import (
     slips_of_pieces,
 )
 from veriformer.properties.diagnosis.repairs.slips import Slip
-
-_OURS = str(Path(__file__).parent.parent.parent)
-"""What judges: the closed forms that a subject is held to are no code of its own."""
+from veriformer.properties.diagnosis.rewriting.executed import OURS
 
 _BY_NAME: dict[str, list[Slip]] = {}
 for _slips in (slips_of_masks, slips_of_orders, slips_of_pieces, slips_of_numbers, slips_of_axes):
@@ -58,7 +55,7 @@ class Sites(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _BY_NAME and (not name.endswith("_") or name.startswith("__")):
             file, number = line_of_code()
-            if file and not file.startswith(_OURS):
+            if file and not file.startswith(OURS):
                 self._note(Site(name, file, number), (func, args, given), made)
         return made
 

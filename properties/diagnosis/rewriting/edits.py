@@ -294,16 +294,17 @@ def edits_of(
     for edit in _edits(_Edits(source, kinds), function, lines):
         start, stop = source.span(function)
         text = source.raw[start : edit.start] + edit.new.encode() + source.raw[edit.stop : stop]
-        if used <= _used(text, function.col_offset) and not _says_nothing(edit.new):
+        if used <= _used(text, function.col_offset) and not _idle(edit.mended) - _idle(edit.shown):
             yield edit
 
 
-def _says_nothing(text: str) -> bool:
-    """Whether an expression takes one thing twice where it should take two: `min(n, n)`, `n - n`, `n < n`."""
+def _idle(text: str) -> set[str]:
+    """Return what takes one thing twice where it should take two: `min(n, n)`, `n - n`, `n < n`."""
+    text = textwrap.dedent(text).strip()
     try:
-        tree = ast.parse(textwrap.dedent(text).strip())
+        tree = ast.parse(f"{text}: pass" if text.startswith(("if ", "while ")) else text)
     except SyntaxError:
-        return False
+        return set()
     pairs: list[tuple[ast.expr, ast.expr]] = []
     for node in ast.walk(tree):
         if (
@@ -316,7 +317,7 @@ def _says_nothing(text: str) -> bool:
             pairs.append((node.left, node.right))
         elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
             pairs.append((node.left, node.comparators[0]))
-    return any(ast.dump(one) == ast.dump(other) for one, other in pairs)
+    return {ast.dump(one) for one, other in pairs if ast.dump(one) == ast.dump(other)}
 
 
 def _used(text: bytes, indent: int) -> set[str]:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_OURS = str(Path(__file__).parents[2])
+_HOME = Path(__file__).parents[3]
+OURS = tuple(str(_HOME / room) for room in ("properties", "reference"))
+"""What judges, and what it judges by: no change of it mends a subject."""
 _LIBRARIES = tuple(
     {str(Path(torch.__file__).parent), *(sysconfig.get_paths()[n] for n in ("stdlib", "purelib", "platlib"))}
 )
@@ -60,7 +62,7 @@ class _Watch:
     def enter(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         code = frame.f_code
         if (
-            code.co_filename.startswith(("<", _OURS))
+            code.co_filename.startswith(("<", *OURS))
             or _is_of_a_library(code.co_filename)
             or self.events > _MOST_EVENTS
         ):
