@@ -28,6 +28,10 @@ from veriformer.properties.families.translation import judge_translation
 _MANNERS = ("without the cache", "with the cache", "with the cache a second time")
 
 
+_UNDERFLOWS = 80.0
+"""By so much below the largest logit float32 still has a probability: exp(-80) is 2e-35."""
+_MANY = 6
+"""Samples among which one threshold for all is looked for."""
 _STEPS = 16
 
 
@@ -145,8 +149,34 @@ def what_is_drawn_from_is_what_the_model_says(case: Case) -> None:
                 bound=bound, constants_allowed=True,
                 cause=partial(_other, case, built, text, end, got, temperature, top_k, longest),
             )  # fmt: skip
+            if top_k is not None and len(rows) == 1 and got.shape == rows[0].shape:
+                margin = 32 * case.tolerance() * max(1.0, size_of(rows[0]))
+                case.require(
+                    keeps_the_best(got, rows[0], top_k, temperature or 1.0, margin),
+                    f"step {step + 1} does not draw from the {top_k} tokens of the largest logits, and from no other",
+                    got=f"{[int(n) for n in (got > 0).sum(-1)]} tokens of the samples", expected=f"{top_k} of each",
+                    cause=partial(_other, case, built, text, end, got, temperature, top_k, longest),
+                )  # fmt: skip
     tokens_are_drawn(case, built, top_k)
     case.witness()
+
+
+def keeps_the_best(got: Tensor, logits: Tensor, top_k: int, temperature: float, margin: float) -> Tensor:
+    """Whether tokens surely among the k of the largest logits have a probability and tokens surely not have none.
+
+    Args:
+        got: probabilities `[B, V]`.
+        logits: `[B, V]`.
+        top_k: k.
+        temperature: by which logits are divided: far below the largest one a probability underflows.
+        margin: by which a logit must be off the k-th largest.
+    """
+    if top_k >= logits.shape[-1]:
+        return torch.tensor(True)
+    best = logits.topk(top_k + 1, dim=-1).values
+    near = (logits.amax(-1, keepdim=True) - logits) / temperature < _UNDERFLOWS
+    inside, outside = (logits > best[:, -1:] + margin) & near, logits < best[:, -2:-1] - margin
+    return ~((inside & (got <= 0)) | (outside & (got > 0))).any()
 
 
 def _nearest(wanted: list[Tensor], got: Tensor) -> Tensor:
@@ -295,6 +325,11 @@ def _of_the_batch(
     kept, many = ((p > 0).sum(-1).tolist() for p in (right, got))
     if torch.equal(got > 0, right > 0):
         return "alone each sample draws as it should; in one batch samples change one another's probabilities"
-    because = one_threshold(logits, got, top_k) if top_k else None
+    because = None
+    if top_k:  # of more samples the first is seldom the one with the largest threshold, or the least
+        wide = case.tokens(_MANY, context.shape[1])
+        _, drawn = case.ask("sampling", wide, 1, built=built, **given)
+        because = one_threshold(_last(case, built, wide), _ordered(as_weights(drawn)[:, 0], logits.shape[-1]), top_k)
+        because = because or one_threshold(logits, got, top_k)
     told = f"alone samples draw from {kept} tokens, in one batch from {many}"
     return f"{told}: {because or 'samples of one batch change from which tokens one another is drawn'}"

@@ -97,7 +97,7 @@ class _Relative(nn.Module):
         self.far = nn.Linear(c.d_model, c.d_model, bias=False)
         self.out = nn.Linear(c.d_model, c.d_model, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
         t = x.shape[1]
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         distance = torch.arange(t - 1, self.last(t) - 1, -1, device=x.device, dtype=torch.float64)
@@ -105,30 +105,23 @@ class _Relative(nn.Module):
         table = torch.cat([angle.sin(), angle.cos()], -1)[:, : self.width].to(x.dtype)
         rows = self.far(table).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         scores = q @ k.mT + _shifted(q @ rows.mT)
-        weights = (scores * q.shape[-1] ** -0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+        scores = scores * q.shape[-1] ** -0.5
+        if keep is not None:
+            scores = scores.masked_fill(~keep[:, None, None], torch.finfo(scores.dtype).min)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 @fault(
     "RE-past-alone",
     "Distances of the past alone are made, though attention sees both sides: the shift reads another query's row",
-    killed_by=("padding.amount-irrelevant", "attention.masked-equals-removed", "twin.equal"),
+    killed_by=("padding.amount-irrelevant", "attention.masked-equals-removed"),
     cause="out of the row of another query",
 )
 def distances_of_the_past_alone() -> Subject:
     last = put(lambda t: 0, instead_of=lambda t: 1 - t)
 
-    def forward(m: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        if attention_mask is None or bool(attention_mask.all()):
-            return m(x)
-        rows = [m(one[None, keep])[0] for one, keep in zip(x, attention_mask, strict=True)]
-        out = x.new_zeros(x.shape)
-        for n, (row, keep) in enumerate(zip(rows, attention_mask, strict=True)):
-            out[n, keep] = row
-        return out
-
     return Subject(
-        kind="self_attention", build=lambda c: _Relative(c, last), forward=forward, mask_forms=("padding",),
+        kind="self_attention", build=lambda c: _Relative(c, last), forward=lambda m, x, attention_mask=None: m(x, attention_mask), mask_forms=("padding",),
         declares={"causal": False, "positions": "relative"},
     )  # fmt: skip
 
