@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,6 +29,12 @@ _EQUAL, _TIMES = 64, 8
 
 _MOST = 8
 """Outcomes of three branches, each of them kept or dropped; entries dropped one by one have as many as samples."""
+
+_RATE = re.compile(r"drop_?path|drop_?prob|stochastic_?depth")
+_OF_TWO = 4
+"""Outcomes of two branches, each kept or dropped by itself."""
+_NEAR = 0.1
+"""By which a share of 512 samples is near another one."""
 
 _NEARLY = 1e-4
 """Share of the root mean square by which equal samples of a batch may differ: rounding in float32, and far more."""
@@ -237,6 +244,36 @@ def branches_are_scaled(case: Case, built: Built) -> None:
         "branches that are kept in train mode are what they are in eval mode, though others are dropped",
         cause=lambda: "what is kept is not divided by the share kept",
         asks=("drop_path_scaled", False),
+    )
+    _at_their_rate(case, built, x, found, torch.cat([rows, *(run(seed) for seed in range(1, _TIMES))]))
+
+
+def _at_their_rate(case: Case, built: Built, x: Tensor, found: Tensor, rows: Tensor) -> None:
+    """Require that two branches, each dropped by itself, are both dropped as often as the rate that a layer keeps says.
+
+    Both are where the output is the stream alone: with a probability of the square of the rate.
+    """
+    own = {
+        float(value)
+        for part in built.module.modules()
+        for label, value in vars(part).items()
+        if _RATE.search(label) and isinstance(value, float) and 0 < value < 1
+    }
+    if len(own) != 1 or len(found) != _OF_TWO or not any(torch.equal(one, x[0]) for one in found):
+        return
+    rate = own.pop()
+    both = int((rows == x[:1]).flatten(1).all(1).sum())
+    low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, len(rows), rate**2))
+    inverted = abs(both / len(rows) - (1 - rate) ** 2) < _NEAR
+    case.require(
+        low <= both <= high,
+        f"branches are not dropped at the rate {rate:g} that the layer keeps",
+        got=f"both are dropped in {both} of {len(rows)} samples",
+        expected=f"{low:.0f} to {high:.0f}, {rate:g}^2 of them",
+        cause=lambda: (
+            f"branches are kept with the probability {rate:g}, not dropped: the comparison is turned round" * inverted
+            or None
+        ),
     )
 
 

@@ -20,10 +20,10 @@ def one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
     count = min(top_k, logits.shape[-1])
     each, flat = logits.topk(count, dim=-1).values[:, -1], logits.flatten()
     for words, at in (
-        ("the least of their k-th largest logits", each.min()),
-        ("the largest of their k-th largest logits", each.max()),
         ("the k-th largest logit of the first of them", each[0]),
         ("the k-th largest logit of the last of them", each[-1]),
+        ("the least of their k-th largest logits", each.min()),
+        ("the largest of their k-th largest logits", each.max()),
         ("the mean of their k-th largest logits", each.mean()),
         ("the k-th largest logit of all samples together", flat.topk(count).values[-1]),
         ("the B k-th largest logit of all B samples together", flat.topk(count * len(logits)).values[-1]),

@@ -17,6 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
+from veriformer.properties.families.pooled_means import means_weigh_alike
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
 
@@ -377,7 +378,7 @@ def an_empty_sample_harms_no_other(case: Case) -> None:
 )
 def pooling_ignores_padding(case: Case) -> None:
     """Judged on sequences of one repeated token too: there a mean over real and padded positions differs from the mean
-    over real ones even where attention masks correctly.
+    over real ones even where attention masks correctly. A mean weighs all real positions alike.
     """
     padded = _Padded(case, case.choice("side", _sides(case.subject)))
     if case.flag("constant"):
@@ -388,4 +389,5 @@ def pooling_ignores_padding(case: Case) -> None:
     side = "right" if bool(padded.mask[1, 0]) else "left"
     case.close(pooled[1], alone, "the pooled output changes with the amount of padding",
                cause=lambda: hiding_cause(padded.stream, side))  # fmt: skip
+    means_weigh_alike(case, padded.stream)
     case.witness()

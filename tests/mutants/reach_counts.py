@@ -210,7 +210,7 @@ def table_begins_anew() -> Subject:
     "anatomy-far-rotary",
     "Positions are counted in a byte where keys are turned, in one layer",
     killed_by=("anatomy.positions",),
-    cause=_BEGINS,
+    cause="are turned as those of position 0: they begin again",
 )
 def angles_in_a_byte() -> Subject:
     class Byte(Rotary):

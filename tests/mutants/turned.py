@@ -121,7 +121,8 @@ def distances_of_the_past_alone() -> Subject:
     last = put(lambda t: 0, instead_of=lambda t: 1 - t)
 
     return Subject(
-        kind="self_attention", build=lambda c: _Relative(c, last), forward=lambda m, x, attention_mask=None: m(x, attention_mask), mask_forms=("padding",),
+        kind="self_attention", build=lambda c: _Relative(c, last), mask_forms=("padding",),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
         declares={"causal": False, "positions": "relative"},
     )  # fmt: skip
 

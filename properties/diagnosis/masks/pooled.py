@@ -11,7 +11,7 @@ from veriformer.properties.causes.tracing.lines import Step, Trace
 from veriformer.properties.diagnosis.masks.masked import Masked
 
 _LENGTH, _REAL = 6, 4  # fewer than there are channels
-_SAMPLES = 6  # a maximum over zeros shows where all real states are negative
+_SAMPLES = 7  # no length; a maximum over zeros shows where all real states are negative
 
 
 def pooled_cause(masked: Masked) -> str | None:
@@ -144,6 +144,27 @@ def _of_weights(states: Tensor, pooled: Tensor, mask: Tensor, side: str) -> str 
     return told
 
 
+def weights_of_places(masked: Masked, real: int) -> list[Tensor]:
+    """Return by which weights a pooled vector is made of states, `[N, T]`, the same for all of some samples.
+
+    Args:
+        masked: a classifier that pools.
+        real: how many of the positions are real, the first ones.
+
+    Returns:
+        One row of weights for each module whose states explain the vector, the last module first; empty where none do.
+    """
+    x = masked.distinct(_SAMPLES, _LENGTH)
+    found = pooling_of(masked, x, masked.padded(x, [real] * _SAMPLES, "right"))
+    rows = []
+    for states in found[0] if found else ():
+        weights = [_weights(own, pooled) for own, pooled in zip(states, found[1] if found else states, strict=True)]
+        known = [w for w in weights if w is not None]
+        if len(known) == len(weights) and float((torch.stack(known) - known[0]).abs().max()) < 1e-4:
+            rows.append(known[0])
+    return rows
+
+
 def pooled_for_others(masked: Masked) -> str | None:
     """Tell whether all samples of a batch are read where one of them ends."""
     x = masked.distinct(3, _LENGTH)
@@ -254,4 +275,20 @@ def pooling_of(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], T
         for hook in hooks:
             hook.remove()
     fitting = [own for own in reversed(states) if pooled and own.shape[2] == pooled[0].shape[1]][:4]
-    return (fitting, pooled[0]) if fitting else None
+    return (fitting, pooled[0]) if fitting else _pooled_by_hand(masked, x, mask)
+
+
+def _pooled_by_hand(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor] | None:
+    """Return the same of operations that stand between modules, or in none."""
+    states: list[Tensor] = []
+    with Trace() as trace:
+        masked(x, mask)
+    for step in trace.steps:
+        made = step.outputs[0] if step.outputs else None
+        if not isinstance(made, Tensor) or not made.is_floating_point() or not made.ndim or len(made) != len(x):
+            continue
+        if made.ndim == 3 and made.shape[1] in (x.shape[1], x.shape[1] + 1):
+            states.append(made.detach().double().cpu())
+        elif made.ndim == 2 and (fitting := [own for own in reversed(states) if own.shape[2] == made.shape[1]][:4]):
+            return fitting, made.detach().double().cpu()
+    return None
