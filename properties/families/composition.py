@@ -124,7 +124,8 @@ def _one_for_several(module: nn.Module, norms: list[str]) -> str:
     if len(copies) > 1 and len({id(module.get_submodule(name)) for name in copies}) > 1:
         return (
             f"{', '.join(copies[:3])} are modules of their own that hold the very same parts, all weights included: "
-            "copies that copy no part (copy.copy for copy.deepcopy), one set of weights applied several times"
+            "one set of weights applied several times, as where one part is handed to each of them, or copies copy no "
+            "part (copy.copy for copy.deepcopy)"
         )
     return (
         f"{', '.join(norms[:3])} are one module with one set of weights: what makes norms gives the same one each time "

@@ -12,6 +12,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.subject.subject import Subject
 
 FALSE_ALARM = 1e-9
 """Chance that a count of a right implementation falls outside its interval."""
@@ -59,7 +60,8 @@ def masking_follows_bert(case: Case) -> None:
                  got=f"{int((chosen & special).sum())} of them", expected="none")  # fmt: skip
     probability = float(subject.fact("mask_probability", 0.15))
     _count(case, "tokens chosen", chosen.sum(), int((~special).sum()), probability,
-           cause=lambda: _same_places(chosen, special) or _share_chosen(chosen, special, probability))  # fmt: skip
+           cause=lambda: (_same_places(chosen, special) or _where_labels_stand(chosen, inputs, tokens, subject)
+                          or _share_chosen(chosen, special, probability)))  # fmt: skip
     case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there",
                cause=lambda: _label_cause(labels[chosen], inputs[chosen], tokens, chosen))  # fmt: skip
     case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed",
@@ -170,6 +172,18 @@ def _specials_chosen(chosen: Tensor, special: Tensor, masked: Tensor) -> str:
     if abs(share[0] - share[1]) < 0.02:
         return f"special tokens are chosen like any other: {share[0]:.1%} of them, {share[1]:.1%} of the ordinary ones"
     return f"{share[0]:.1%} of the special tokens are chosen, and {share[1]:.1%} of the ordinary ones"
+
+
+def _where_labels_stand(chosen: Tensor, inputs: Tensor, tokens: Tensor, subject: Subject) -> str | None:
+    """Say that labels are told by what became of the input, not by what was chosen."""
+    if torch.equal(chosen, inputs != tokens):
+        return (
+            "labels stand where the input is another token than before, and nowhere else: what is chosen and left as "
+            "it is has none"
+        )
+    if torch.equal(chosen, inputs == int(subject.fact("mask_id"))):
+        return "labels stand where the input is the mask token, and nowhere else: what is replaced or left has none"
+    return None
 
 
 def _share_chosen(chosen: Tensor, special: Tensor, probability: float) -> str | None:

@@ -26,6 +26,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
+from veriformer.properties.formulas.moved_rows import moved_rows
 from veriformer.properties.formulas.relative_biases import is_geometric, slope_cause, slopes_by
 from veriformer.properties.subject.subject import Subject
 
@@ -125,9 +126,17 @@ def _judge_table(case: Case, built: Built | None, length: int, counting: Countin
         bound=bound,
         constants_allowed=True,
         asks=_ANSWER if counting else None,
-        cause=lambda: _table_cause(rows, expected, bound, at + offset, base, declared),
+        cause=lambda: (
+            _moved(table, base, declared, offset) or _table_cause(rows, expected, bound, at + offset, base, declared)
+        ),
     )
     case.witness()
+
+
+def _moved(table: Tensor, base: float, declared: Any, offset: int) -> str | None:
+    """Say from which position on rows are those of others."""
+    layouts = (str(declared),) if declared else ("interleaved", "halves")
+    return next((told for layout in layouts if (told := moved_rows(table, base, layout, offset))), None)
 
 
 def _worst(rows: Tensor, expected: Tensor, bound: Tensor) -> float:

@@ -86,7 +86,7 @@ def backward_sums_over_the_last_axis() -> Subject:
     "LS-shallow-layers",
     "Layers are cloned with copy.copy, so that all hold the same parts",
     killed_by=("layer.composition",),
-    cause="copies that copy no part",
+    cause="copies copy no part",
 )
 def layers_share_their_parts() -> Subject:
     cloned = put(copy.copy, instead_of=copy.deepcopy)

@@ -118,6 +118,11 @@ def whose(read: Read) -> str | None:
     words = f"query heads read the values of key-value heads {read_from} instead of {wanted}{tiled}"
     batches = torch.arange(batch)
     got = torch.stack([read.weights[batches, h, :, batches, read_from[h]] for h in range(heads)], 1)
+    order = [(h % groups) * each + h // groups for h in range(heads)]
+    if read.agrees(got, read.right[:, order]):
+        return (
+            f"heads come out in the order {order}: groups and the heads of a group change places before they are merged"
+        )
     if read.agrees(got, read.right):
         return f"{words}; the keys are the right ones"
     return words

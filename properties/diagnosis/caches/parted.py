@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.attentions import attentions
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
 
 Calls = list[tuple[str, Tensor, Tensor]]
@@ -45,6 +46,35 @@ def parted_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
                     "wrong"
                 )
         start, at = start + size, at + len(usual)
+    return None
+
+
+def sources_cause(runs: CachedRuns) -> str | None:
+    """Say whose keys of the source a cross-attention is given in a cached run, where they are another layer's.
+
+    Args:
+        runs: of an encoder-decoder.
+    """
+    if runs.source is None:
+        return None
+    x, many = runs.tokens(2, 4), runs.source.shape[1]
+    whole, cached = (
+        [a for a in attentions(run) if a.weights.shape[-1] == many and a.weights.shape[-2] != many]
+        for run in (lambda: runs.whole(x), lambda: runs.cached(x, [1] * x.shape[1]))
+    )
+    if len(whole) < 2 or len(cached) % len(whole):
+        return None
+    for number, got in enumerate(cached):
+        own = number % len(whole)
+        for what in ("key", "value"):
+            one = getattr(got, what)
+            others = [n for n, expected in enumerate(whole) if _agree(one, getattr(expected, what))]
+            if others and own not in others:
+                return (
+                    f"in a cached run cross-attention {own + 1} of {len(whole)} is given the {what}s that "
+                    f"cross-attention {others[0] + 1} has of the source: what is kept of the source is not kept for "
+                    "each layer by itself"
+                )
     return None
 
 

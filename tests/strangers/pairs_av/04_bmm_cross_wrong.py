@@ -1,0 +1,46 @@
+WHAT = "the key padding mask is tiled with repeat (head-major) while queries and keys are folded batch-major: with several samples a sample's heads get the masks of other samples (line 33)"
+"""Encoder-decoder attention on [batch * heads] rows, the way fairseq folds them."""
+import torch
+from torch import nn
+
+from veriformer.properties import Subject
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def _fold(self, x):
+        bsz, length, _ = x.size()
+        x = x.view(bsz, length, self.num_heads, self.head_dim).transpose(1, 2)
+        return x.reshape(bsz * self.num_heads, length, self.head_dim)
+
+    def forward(self, query, memory, key_padding_mask=None):
+        bsz, tgt_len, embed_dim = query.size()
+        q = self._fold(self.q_proj(query) * self.scaling)
+        k = self._fold(self.k_proj(memory))
+        v = self._fold(self.v_proj(memory))
+
+        attn_weights = torch.bmm(q, k.transpose(1, 2))
+        if key_padding_mask is not None:
+            folded = key_padding_mask.repeat(self.num_heads, 1)
+            attn_weights = attn_weights.masked_fill(folded.unsqueeze(1), torch.finfo(attn_weights.dtype).min)
+        attn = torch.bmm(attn_weights.softmax(dim=-1), v)
+        attn = attn.view(bsz, self.num_heads, tgt_len, self.head_dim).transpose(1, 2)
+        return self.out_proj(attn.reshape(bsz, tgt_len, embed_dim))
+
+
+subject = Subject(
+    kind="cross_attention",
+    name="bmm cross attention",
+    build=lambda c: CrossAttention(c.d_model, c.num_heads),
+    forward=lambda m, x, memory, memory_mask=None: m(x, memory, None if memory_mask is None else ~memory_mask),
+    declares={"bias": True},
+)
