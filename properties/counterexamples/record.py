@@ -50,7 +50,7 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
 
 def says_what_is_wrong(found: Counterexample) -> bool:
     """Whether a cause says more than where, or that, something goes wrong."""
-    return bool(found.cause) and not _PLACE.search(found.cause)
+    return bool(found.cause) and bool(_SAID.search(found.cause) or not _PLACE.search(found.cause))
 
 
 def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: str) -> None:
@@ -68,6 +68,8 @@ _PLACE = re.compile(
     r"|give other numbers than by themselves|more than once, or misses|^the loss is wrong for|^what the mask hides"
 )
 """Of what tells where, or that, something goes wrong, and not what is done there."""
+_SAID = re.compile(r"diagonal is off by one")
+"""What says so before a place is told."""
 
 _ONE_SCREEN = 60  # lines
 
