@@ -233,7 +233,8 @@ def branches_are_scaled(case: Case, built: Built) -> None:
     if len(outcomes(rows)) > _MOST or torch.equal(rows, run(1)):
         case.does_not_apply(none)
     still = run(0, training=False)[:1]
-    found = case.apply(outcomes, torch.cat([rows, *(run(seed) for seed in range(1, _TIMES))]))
+    every = torch.cat([rows, *(run(seed) for seed in range(1, _TIMES))])
+    found = case.apply(outcomes, every)
     if case.subject.fact("drop_path_scaled", True) is False or not 2 < len(found) <= _MOST:
         case.does_not_apply(none)
     case.witness()
@@ -245,7 +246,7 @@ def branches_are_scaled(case: Case, built: Built) -> None:
         cause=lambda: "what is kept is not divided by the share kept",
         asks=("drop_path_scaled", False),
     )
-    _at_their_rate(case, built, x, found, torch.cat([rows, *(run(seed) for seed in range(1, _TIMES))]))
+    _at_their_rate(case, built, x, found, every)
 
 
 def _at_their_rate(case: Case, built: Built, x: Tensor, found: Tensor, rows: Tensor) -> None:
@@ -262,19 +263,24 @@ def _at_their_rate(case: Case, built: Built, x: Tensor, found: Tensor, rows: Ten
     if len(own) != 1 or len(found) != _OF_TWO or not any(torch.equal(one, x[0]) for one in found):
         return
     rate = own.pop()
-    both = int((rows == x[:1]).flatten(1).all(1).sum())
+    both = case.apply(alike, rows, x[0])
     low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, len(rows), rate**2))
-    inverted = abs(both / len(rows) - (1 - rate) ** 2) < _NEAR
+    inverted = abs(int(both) / len(rows) - (1 - rate) ** 2) < _NEAR
     case.require(
-        low <= both <= high,
+        (low <= both) & (both <= high),
         f"branches are not dropped at the rate {rate:g} that the layer keeps",
-        got=f"both are dropped in {both} of {len(rows)} samples",
+        got=f"both are dropped in {int(both)} of {len(rows)} samples",
         expected=f"{low:.0f} to {high:.0f}, {rate:g}^2 of them",
         cause=lambda: (
             f"branches are kept with the probability {rate:g}, not dropped: the comparison is turned round" * inverted
             or None
         ),
     )
+
+
+def alike(rows: Tensor, one: Tensor) -> Tensor:
+    """Return how many of rows `[N, ...]` are another one `[...]`."""
+    return (rows == one).flatten(1).all(1).sum()
 
 
 def outcomes(rows: Tensor) -> Tensor:

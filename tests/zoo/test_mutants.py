@@ -28,6 +28,7 @@ MISLED = {
 
 WITHOUT_SCRIPT = {
     "AT-ghost-keys": "what goes into a softmax inside the model is watched while it runs",
+    "PM-mean-of-blocks": "what is pooled and what comes of it is watched while the model runs",
     "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
     **dict.fromkeys(
         ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
