@@ -43,6 +43,7 @@ READ = 60
 """Lines of a script that one reads: those above what it copies. One screen."""
 LONGER = {
     "BA-loss-block": 64,
+    "droppath-turned-round": 75,
     "BA-loss-tail": 64,
     "CM02": 62,
     "EM07": 100,
