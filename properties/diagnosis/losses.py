@@ -8,7 +8,8 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_oracle
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
-from veriformer.properties.formulas.losses import loss_cause, wrong_labels, wrong_sizes
+from veriformer.properties.formulas.losses.sizes import wrong_labels, wrong_sizes
+from veriformer.properties.formulas.losses.values import loss_cause
 
 
 def formula_of_loss(case: Case, built: Built) -> str | None:

@@ -20,7 +20,8 @@ from veriformer.properties.engine.premises import excludes_fact, needs_fact, nee
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.loss_halves import sums_do_not_stick
 from veriformer.properties.families.loss_rows import every_chunk_counts
-from veriformer.properties.formulas.losses import accumulation_cause, terms_beside
+from veriformer.properties.formulas.losses.accumulation import accumulation_cause
+from veriformer.properties.formulas.losses.values import terms_beside
 from veriformer.properties.subject.subject import Subject
 
 _KIND = ("loss",)

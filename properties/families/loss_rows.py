@@ -19,7 +19,7 @@ from veriformer.properties.definitions.losses import loss_of_rows
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
-from veriformer.properties.formulas.losses import mean_of_means
+from veriformer.properties.formulas.losses.sizes import in_chunks
 
 TOKENS = (1, 5, 64, 65, 129, 1030)
 """Fewer than a chunk of the usual sizes, one chunk, one token more, and many."""
@@ -221,14 +221,16 @@ def _tokens_cause(case: Case, built: Built, right: int, wrong: int) -> str | Non
 
 
 def _chunks_alike(case: Case, built: Built, tokens: int) -> str | None:
-    """Tell whether the mean of the means of chunks is taken."""
+    """Tell whether the mean of the means of chunks is taken, or labels are moved inside each of them."""
+    shift = int(bool(case.subject.fact("shifts_labels")))
 
     def right(logits: Tensor, labels: Tensor) -> Tensor:
         eps, z_loss = (float(case.subject.fact(name, 0.0)) for name in ("label_smoothing", "z_loss"))
-        return loss_of_rows(logits, labels, eps, _ignore(case), z_loss)[0]
+        rows = logits[:, : logits.shape[1] - shift]
+        return loss_of_rows(rows, labels[:, shift:], eps, _ignore(case), z_loss)[0]
 
     size = built.config.vocab_size
-    return mean_of_means(lambda x, y: case.call(built, x, y), right, tokens, size, built.dtype)
+    return in_chunks(lambda x, y: case.call(built, x, y), right, tokens, size, built.dtype, shift)
 
 
 def _vocabulary_cause(case: Case, small: Built, wrong: int) -> str | None:

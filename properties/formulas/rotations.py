@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.angles import paired
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -40,7 +41,8 @@ def _rotated_by(case: Case, config: DrawnConfig) -> str | None:
     """Return the formula at one size; an empty sentence where it is the right one, None where none or several fit."""
     built = case.bench.pool.get(config, judged_dtypes(case.bench)[-1])
     width = built.config.d_head
-    if (told := _index_for_position(case, built) or _begins_again(case, built)) is not None:
+    told = _index_for_position(case, built) or _begins_again(case, built) or _shrinks(case, built)
+    if told is not None:
         return told
     seen = torch.stack([_matrix(case, built, p) for p in _NEAR])
     if not bool(seen.isfinite().all()):
@@ -100,6 +102,28 @@ def _index_for_position(case: Case, built: Built) -> str | None:
             if unread
             else "tokens at one and the same position turn by different angles: the index in the sequence enters too"
         )
+    return None
+
+
+def _shrinks(case: Case, built: Built) -> str | None:
+    """Say which pairs of channels are turned and made shorter, by a factor that changes with the position."""
+    width = int(case.subject.fact("rotary_dim", built.config.d_head))
+    for layout in [case.subject.fact("layout")] if case.subject.fact("layout") else ["halves", "interleaved"]:
+        maps = torch.stack([_matrix(case, built, p)[0] for p in _NEAR])  # [P, K, K]
+        one, two = paired(torch.arange(width), layout)
+        cos, sin = maps[:, one, one], maps[:, two, one]
+        others = torch.stack([maps[:, two, two] - cos, maps[:, one, two] + sin]).abs().amax()
+        length = torch.hypot(cos, sin)
+        if float(others) > 1e-4 or float(length.amax()) > 1 + 1e-4 or float(length.amin()) > 1 - 1e-3:
+            continue
+        short = [n for n in range(length.shape[1]) if float(length[:, n].amin()) < 1 - 1e-3]
+        varies = float((length.amax(0) - length.amin(0))[short].amin()) > 1e-4
+        if varies and bool((length[:, [n for n in range(length.shape[1]) if n not in short]] > 1 - 1e-3).all()):
+            named = f"pair {short[0]} is" if len(short) == 1 else f"pairs {', '.join(map(str, short))} are"
+            return (
+                f"{named} turned and made shorter, by a factor that changes with the position: cosines and "
+                "sines of two angles are mixed, where the angles are to be"
+            )
     return None
 
 

@@ -100,6 +100,13 @@ def _wrong(blocks: _Blocks, right: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"{_BOTH} {words}", _made(blocks, right, factor, factor)
     for words, factor in _left_out(blocks):
         yield f"{_SUMS} {words}", _made(blocks, right, one, factor)
+    empty = (blocks.mass == 0).sum(-1, keepdim=True) * (-blocks.running[:, -1:]).exp()
+    whole = blocks.mass.sum(-1, keepdim=True)
+    yield (
+        "one of which nothing is visible counts as a key of score 0 without a value: the logarithm of its sum is 0 "
+        "where it is -inf",
+        right * whole / (whole + empty),
+    )
     for words, factor in _merged(blocks):
         yield f"merged {words}", _made(blocks, right, factor, factor)
 

@@ -1,0 +1,1 @@
+"""Wrong formulas of losses, and which of them gives a subject's numbers."""
