@@ -167,7 +167,7 @@ class _Watch(DispatchWatch):
             self.is_aside = False
 
     def _keep(self, name: str, output: Tensor, factors: list[Tensor]) -> None:
-        if output.numel() > self.largest or output.ndim < 2:
+        if output.numel() > self.largest or output.ndim < 2 or not output.numel():
             return
         place, when = self.within[-1] if self.within else "", len(self.traced.values)
         copied = _copy(output)

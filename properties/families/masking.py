@@ -75,11 +75,32 @@ def masking_follows_bert(case: Case) -> None:
            cause=lambda: _fates(shares, total, len(ordinary)))  # fmt: skip
     _count(case, "chosen tokens replaced", changed.sum(), total, 0.1 - slack, slack,
            cause=lambda: _fates(shares, total, len(ordinary)))  # fmt: skip
+    _ids_are_those_of_the_vocabulary(case, inputs[changed], tokens, seed)
     _any_may_stand_in(case, inputs[changed], ordinary, specials)
     _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
     case.witness()
+
+
+def _ids_are_those_of_the_vocabulary(case: Case, drawn: Tensor, tokens: Tensor, seed: int) -> None:
+    """Require that the largest id that stands in for others does not go with the length of a sequence."""
+    length = tokens.shape[1]
+    if not len(drawn) or not 0.9 * length < int(drawn.max()) < length:
+        return
+    cut = tokens[:, : length // 2]
+    inputs, labels = _masked(case, cut.clone(), seed)
+    masked = inputs == int(case.subject.fact("mask_id"))
+    changed = (labels != int(case.subject.fact("ignore_index", -100))) & ~masked & (inputs != cut)
+    largest = inputs[changed].max() if bool(changed.any()) else drawn.max()
+    case.require(
+        largest >= length // 2,  # of hundreds of ids below `length` the half are larger
+        f"ids up to {int(drawn.max())} stand in for others in sequences of {length} tokens, up to {int(largest)} in "
+        f"sequences of {length // 2}",
+        got=f"{int(drawn.max())} and {int(largest)} as largest ids",
+        expected="those of one vocabulary",
+        cause=lambda: "random ids are drawn below the length of the sequence, not below the size of the vocabulary",
+    )
 
 
 def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: list[int]) -> None:

@@ -59,6 +59,7 @@ def each_token_is_made_of_one_patch(case: Case) -> None:
             cause=lambda seen=gradient: _odd(seen, whole // len(supports)) if is_affine else None,  # type: ignore[misc]
         )  # fmt: skip
     _patches_are_no_strips(case, supports[0][1], whole)
+    _channels_are_together(case, [gradient for _, gradient in supports], len(parts[0]))
     covered = torch.stack([(gradient != 0).any(0) for _, gradient in supports]).any(0)
     if len(parts[0]) <= _MANY:  # else some of the tokens alone were looked at
         case.require(
@@ -86,6 +87,33 @@ def _patches_are_no_strips(case: Case, gradient: Tensor, whole: int) -> None:
         asks=("structure", "other"),
         cause=lambda: strip_of(gradient, pixels),
     )
+
+
+def _channels_are_together(case: Case, seen: list[Tensor], count: int) -> None:
+    """Ask why a token takes a rectangle of one channel, where squares of all channels would give as many tokens."""
+    channels, high, wide = seen[0].shape
+    pixels = int((seen[0] != 0).sum())
+    side = math.isqrt(pixels // channels)
+    fits = channels * side * side == pixels and high % max(side, 1) == wide % max(side, 1) == 0
+    if channels < 2 or not fits or (high // side) * (wide // side) not in (count, len(seen)):
+        return
+    alone = [case.apply(channels_of, gradient) for gradient in seen]
+    case.require(
+        not all(int(n) == 1 for n in alone),
+        f"a token takes {pixels} pixels of one channel, where squares of {side} x {side} of all {channels} are as many",
+        got="one channel a token",
+        expected="all channels of one patch",
+        asks=("structure", "other"),
+        cause=lambda: (
+            f"a token is made of {channels} patches of one channel, not of one patch of all {channels}: the axis of "
+            "the channels is not moved behind the grid before the image is reshaped"
+        ),
+    )
+
+
+def channels_of(gradient: Tensor) -> Tensor:
+    """Return of how many channels a token takes pixels, of its gradient `[C, H, W]`."""
+    return (gradient != 0).flatten(1).any(1).sum()
 
 
 def is_strip(gradient: Tensor) -> Tensor:

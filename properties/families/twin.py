@@ -17,7 +17,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.decoding import cache_takes_mask, cut, with_cache
 from veriformer.properties.subject.palette import LONG
 from veriformer.properties.twin.carrying import Twin, twin_of
-from veriformer.properties.twin.parts import NumberError, PartedError, UnlikeError
+from veriformer.properties.twin.parts import MixedError, NumberError, PartedError, UnlikeError
 from veriformer.properties.twin.roles import roles
 
 APART = "apart from the twin"
@@ -54,6 +54,9 @@ def the_reference_gives_the_same(case: Case) -> None:
             problem = _difference(seen, twin)
             told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
+            declared = case.subject.fact("norm_placement")
+            if isinstance(parting, MixedError) and declared in _DECLARED and case.subject.fact("structure") is None:
+                _mixed(case, str(parting), declared)
             if not isinstance(
                 parting, NumberError | UnlikeError
             ):  # what the twin cannot read may be the textbook's all the same
@@ -85,6 +88,25 @@ def the_reference_gives_the_same(case: Case) -> None:
         _cached(case, seen, twin, problem, sequences[0])
     case.say(f"equal to the textbook's model ({twin.told})")
     case.witness()
+
+
+_DECLARED = {"pre": "in front of every sublayer", "post": "behind every sum"}
+
+
+def _mixed(case: Case, told: str, declared: str) -> None:
+    """Fail where sublayers of a layer have their norms in different places, though one is declared."""
+    case.witness()
+    case.require(
+        False,
+        f"norms do not stand where norm_placement={declared!r} has them, {_DECLARED[declared]}",
+        got=told,
+        expected=f"{declared}-LN in all sublayers",
+        cause=lambda: (
+            told
+            + "; branch-LN is x + norm(f(x)): what a sublayer gives is normed, and then added to the stream"
+            * ("branch-LN" in told)
+        ),
+    )
 
 
 def _near(case: Case, seen: Flow, twin: Twin) -> list[Tensor]:

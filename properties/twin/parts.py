@@ -18,6 +18,10 @@ class UnlikeError(PartedError):
     """Layers of one model were read, and are built in two ways, which no textbook's are."""
 
 
+class MixedError(PartedError):
+    """The sublayers of one layer have their norms in different places."""
+
+
 class NumberError(PartedError):
     """All is there that the textbook has, and a number is another one."""
 

@@ -24,6 +24,7 @@ from veriformer.properties.twin.parts import (
     Joined,
     Layer,
     Map,
+    MixedError,
     NormRole,
     NumberError,
     PartedError,
@@ -159,7 +160,7 @@ def _layer(look: Look, sites: list[Attention], network: Between) -> Layer:
         around, is_parallel = [joined(look, *one) for one in (*both, last)], False
         for one, (_, _, place) in zip(around, both, strict=False):
             if one.placement != around[-1].placement:
-                raise PartedError(f"{place} is {one.placement}-LN, and {network.place} is {around[-1].placement}-LN")
+                raise MixedError(f"{place} is {one.placement}-LN, and {network.place} is {around[-1].placement}-LN")
     except NumberError:
         raise
     except PartedError:
