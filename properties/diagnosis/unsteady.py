@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from os.path import basename
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from veriformer.properties.adapters.constructing.uninitialised import Filled
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.causes.asking import measured_once
+from veriformer.properties.causes.tracing.lines import line_of_code, text_of
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
@@ -112,14 +116,60 @@ def _written(calls: _Calls, path: Path) -> str | None:
     return f"the call changes {calls.name(changed[0])} in place" if changed else None
 
 
+class DropoutLines(DropoutWatch):
+    """Notes as well where a function drops that is not told the mode of its module.
+
+    Attributes:
+        lines: where it is called, and whether it is told anything; None of a module, which is in train mode then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[tuple[str, int], bool | None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, given = len(self.seen), kwargs or {}
+        made = super().__torch_function__(func, types, args, given)
+        if len(self.seen) > before and func is not nn.functional.scaled_dot_product_attention:
+            at = line_of_code()
+            if at[0]:
+                self.lines[at] = None if _is_of_a_module() else "training" in text_of(*at)
+        return made
+
+    def told(self) -> str:
+        """Say at which rate dropout acts in eval mode, and at which line what it is told."""
+        rate = f"dropout acts in eval mode, at a rate of {max(self.seen):g}"
+        if len(self.lines) != 1:
+            return rate
+        ((file, number), is_told) = next(iter(self.lines.items()))
+        line = f"`{text_of(file, number)}` ({basename(file)}, line {number})"
+        if is_told is None:
+            return f"{rate}: {line}, a module that eval() does not reach, or that is put back into train mode"
+        return (
+            f"{rate}: {line} is told to, whatever the mode"
+            if is_told
+            else f"{rate}: {line} is not told self.training, and its default is to drop"
+        )
+
+
+def _is_of_a_module() -> bool:
+    """Whether torch's own module of dropout is among those who called."""
+    frame = sys._getframe(2)
+    for _ in range(12):
+        if frame is None or frame.f_code.co_filename.endswith("modules/dropout.py"):
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename.endswith("modules/dropout.py")
+
+
 def _random(calls: _Calls, path: Path) -> str | None:
     calls(calls.inputs, path)
-    with DropoutWatch() as watch:
+    with DropoutLines() as watch:
         first, second = calls(calls.inputs, path), calls(calls.inputs, path)
     if not calls.differ(first, second) or not bool(first.isfinite().all()):  # NaN is no number, and differs from itself
         return None
     if watch.seen:
-        return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
+        return watch.told()
     if bool(reads_memory(lambda: calls(calls.inputs, path))):
         return READS
     if calls.differ(calls(calls.inputs, path), second):

@@ -36,6 +36,9 @@ _OF_TWO = 4
 _NEAR = 0.1
 """By which a share of 512 samples is near another one."""
 
+_FEW, _CALLS, _SKIPPED = 3, 24, 16
+"""Equal samples, calls, and outcomes of four branches that are skipped as one for a whole batch."""
+
 _NEARLY = 1e-4
 """Share of the root mean square by which equal samples of a batch may differ: rounding in float32, and far more."""
 
@@ -218,6 +221,8 @@ def branches_are_scaled(case: Case, built: Built) -> None:
     scales nothing; more than `_MOST` come of dropout of entries.
     """
     none = "no stochastic depth of a rate above 0 is found in it"
+    if isinstance(built.module, nn.Module):
+        samples_are_drawn_apart(case, built)
     if case.subject.kind != "layer" or not isinstance(built.module, nn.Module):
         case.does_not_apply(none)
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
@@ -247,6 +252,35 @@ def branches_are_scaled(case: Case, built: Built) -> None:
         asks=("drop_path_scaled", False),
     )
     _at_their_rate(case, built, x, found, every)
+
+
+def samples_are_drawn_apart(case: Case, built: Built) -> None:
+    """Require that equal samples of a batch part where calls do: what is dropped is drawn for each sample.
+
+    Whole layers that are skipped for a batch (LayerDrop) have few outcomes; what is drawn for each position has many.
+    """
+    inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
+    tensors = [x[:1].expand(_FEW, *x.shape[1:]).contiguous().to(case.bench.device) for x in inputs.tensors]
+    seen: list[Tensor] = []
+    for seed in range(_CALLS):
+        with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
+            reseed(seed)
+            path = Path(mode="no_grad", training=True)
+            rows = case.call(built, *tensors, *inputs.extras, path=path)
+        if len(outcomes(rows)) > 1 or (seed == 1 and torch.equal(rows, seen[0])):
+            return
+        seen.append(rows[:1].clone())
+    count = len(outcomes(torch.cat(seen), _CALLS))
+    case.require(
+        count <= _SKIPPED,
+        f"equal samples of a batch are alike in train mode, and {_CALLS} calls give {count} outcomes",
+        got=f"{count} outcomes",
+        expected="samples that part, as each has draws of its own",
+        cause=lambda: (
+            "one draw decides for all samples of a batch, and for each position by itself: the axis that the draw has "
+            "is that of time, not that of the samples (time stands first, say)"
+        ),
+    )
 
 
 def _at_their_rate(case: Case, built: Built, x: Tensor, found: Tensor, rows: Tensor) -> None:
@@ -283,11 +317,11 @@ def alike(rows: Tensor, one: Tensor) -> Tensor:
     return (rows == one).flatten(1).all(1).sum()
 
 
-def outcomes(rows: Tensor) -> Tensor:
-    """Return rows `[N, ...]` without those that are another one's again, up to rounding."""
+def outcomes(rows: Tensor, most: int = _MOST) -> Tensor:
+    """Return rows `[N, ...]` without those that are another one's again, up to rounding; few more than so many."""
     nearly = _NEARLY * float(rows.square().mean().sqrt())
     found: list[Tensor] = []
-    while len(rows) and len(found) <= _MOST:
+    while len(rows) and len(found) <= most:
         found.append(rows[0])
         rows = rows[(rows - rows[0]).abs().flatten(1).amax(1) > nearly]
     return torch.stack(found)

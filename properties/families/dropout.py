@@ -15,6 +15,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.quantising import rounds_its_numbers
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.dropped_masks import wrong_dropped_gradient
+from veriformer.properties.diagnosis.unsteady import DropoutLines
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -114,7 +115,9 @@ def eval_mode_drops_nothing(case: Case) -> None:
 def _eval_cause(case: Case, built: Built, inputs: Inputs) -> str:
     first, second = (_call(case, built, inputs, training=False, seed=seed) for seed in (1, 2))
     if not torch.equal(first, second):
-        return "dropout acts in eval mode"
+        with DropoutLines() as watch:
+            _call(case, built, inputs, training=False, seed=1)
+        return watch.told() if watch.seen else "dropout acts in eval mode"
     return "outputs are scaled in eval mode: not the inverted dropout that the weights were made for"
 
 

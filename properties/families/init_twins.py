@@ -40,7 +40,7 @@ def layers_start_apart(case: Case) -> None:
         "different parameters start with the same random numbers",
         got="; ".join(alike),
         expected="every matrix draws its own",
-        cause=lambda: f"{alike[0]} start as copies of one another: the same seed, or key of a generator, is used twice",
+        cause=lambda: _alike_cause(built.module, alike[0]),
     )
     if not lists:
         if built.config.num_layers == 1 < max(c.num_layers for c in case.bench.configs):
@@ -61,6 +61,18 @@ def layers_start_apart(case: Case) -> None:
             cause=lambda: "the layers are copies of one layer, made after it was initialised",
         )
     case.witness()
+
+
+def _alike_cause(module: nn.Module, pair: str) -> str:
+    """Say that two parameters are one memory, or that they were drawn alike."""
+    one, _, other = pair.partition(" and ")
+    named = dict(module.named_parameters())
+    if one in named and other in named and named[one].data_ptr() == named[other].data_ptr():
+        return (
+            f"{one} shares the memory of {other} but is another parameter, with a gradient of its own: it was made of "
+            "the other's numbers (nn.Parameter of it, or .data), where it is to be the parameter itself"
+        )
+    return f"{pair} start as copies of one another: the same seed, or key of a generator, is used twice"
 
 
 def drawn_alike(module: nn.Module) -> list[str]:

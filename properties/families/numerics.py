@@ -15,13 +15,12 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon
-from veriformer.properties.diagnosis.unsteady import READS, reads_memory
+from veriformer.properties.diagnosis.unsteady import READS, DropoutLines, reads_memory
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.families.left_behind import masks_leave_nothing
-from veriformer.properties.probes.dropping.dropouts import DropoutWatch
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
 from veriformer.properties.subject.layouts import LAYOUTS
@@ -273,10 +272,10 @@ def _state(case: Case, built: Built, inputs: Inputs) -> str | None:
     def call() -> object:
         return case.call(built, *inputs.tensors, *inputs.extras)
 
-    with DropoutWatch() as watch:
+    with DropoutLines() as watch:
         call()
     if watch.seen:
-        return f"dropout acts in eval mode, at a rate of {max(watch.seen):g}"
+        return watch.told()
     if bool(reads_memory(case.caller(built, *inputs.tensors, *inputs.extras))):
         return READS
     if isinstance(built.module, nn.Module):

@@ -92,14 +92,16 @@ def _unused(made: Setting, lost: list[str]) -> str | None:
 
 
 def _called_instead(calls: list[_Called], parts: dict[str, nn.Module], name: str) -> str:
-    """Name a part of the same form, beside one that is never called, that is called twice on the same."""
-    beside = name.rpartition(".")[0]
+    """Name a part of the same form, beside one that is never called, that is called in its place too."""
+    beside, often = name.rpartition(".")[0], ""
     for other in dict.fromkeys(c.name for c in calls):
         mine = [c for c in calls if c.name == other]
         is_twin = other.rpartition(".")[0] == beside and type(parts[other]) is type(parts[name])
         if is_twin and len(mine) > 1 and _same(mine[0].got, mine[1].got):
             return f"; {other} is called twice on the same input, once in its place"
-    return ""
+        if is_twin and len(mine) == 2:
+            often = often or f"; {other} is called twice, on two inputs: once in its place"
+    return often
 
 
 def _reader(after: list[_Called], lost: list[_Called]) -> str:
