@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from functools import partial
 from typing import Any
 
@@ -48,28 +47,12 @@ def counterexample(prop: Property, case: Case, problem: Violation) -> Counterexa
     return found
 
 
-def says_what_is_wrong(found: Counterexample) -> bool:
-    """Whether a cause says more than where, or that, something goes wrong."""
-    return bool(found.cause) and bool(_SAID.search(found.cause) or not _PLACE.search(found.cause))
-
-
 def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: str) -> None:
     """Put what mends a failure before what was said of it, and write its script anew."""
     found.cause = "; ".join(part for part in (cause, found.cause) if part)
     if found.script:
         found.script = _written(prop, bench, found) or found.script
 
-
-_PLACE = re.compile(
-    r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
-    r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times|^it begins with|^fails wherever"
-    r"|or the kept keys and values themselves|what it keeps of those before, or|is not the derivative"
-    r"|does not give the derivative|^right up to|^wrong (at|from)|^influence from|positions of later chunks are not"
-    r"|give other numbers than by themselves|more than once, or misses|^the loss is wrong for|^what the mask hides"
-)
-"""Of what tells where, or that, something goes wrong, and not what is done there."""
-_SAID = re.compile(r"diagonal is off by one")
-"""What says so before a place is told."""
 
 _ONE_SCREEN = 60  # lines
 

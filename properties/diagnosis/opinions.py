@@ -30,6 +30,7 @@ from veriformer.properties.diagnosis.places.nonfinite import nonfinite_opinion
 from veriformer.properties.diagnosis.places.overwriting import overwriting_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
+from veriformer.properties.diagnosis.places.written import written_opinion
 from veriformer.properties.diagnosis.precision import precision_cause
 from veriformer.properties.diagnosis.unsteady import NOISY, UNSTEADY, noise_opinion, unsteady_opinion
 from veriformer.properties.engine.case import Case
@@ -97,6 +98,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(lookup_opinion, _WHOLE, ("permutation.broken", "positions.order", "parameters.all-used"), "before"),
     Opinion(overwriting_opinion, _ORDINARY, _OF_ROUTES, "before"),
+    Opinion(written_opinion, (*_WHOLE, "layer"), ("anatomy.residual", "residual.", "layer.composition"), "before"),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),
     Opinion(odd_positions, PER_POSITION, _OF_LENGTHS),
     Opinion(wrong_widths, ("norm",), ("gradients.", "norm.")),

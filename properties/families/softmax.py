@@ -13,7 +13,7 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.softmax_fillers import filled_cause, streamed_rows_cause
+from veriformer.properties.families.softmax_fillers import filled_cause, other_maximum_cause, streamed_rows_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -225,7 +225,7 @@ def other_axes_are_independent(case: Case) -> None:
         exact.to(got.device),
         f"softmax along axis {dim} is not the softmax of each slice along it",
         bound=bound,
-        cause=lambda: _axis_cause(got, x, dim),
+        cause=lambda: _axis_cause(got, x, dim) or other_maximum_cause(case, built),
     )
     order = case.permutation("order", x.shape[dim])
     moved = torch.index_select(x, dim, torch.tensor(order, device=x.device))

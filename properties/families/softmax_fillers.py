@@ -9,6 +9,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.formulas.streamed import streamed_slips
 
+_NEAR = 1e-4
 _ROWS = 4
 _LONG = (9, 23, 45, 90, 180, 300, 520)
 _WIDTHS = (3, 5, 6, 7, 9, 10, 13, 17, 21)
@@ -77,3 +78,30 @@ def streamed_rows_cause(case: Case, built: Built) -> str | None:
             if found and len(left) == 1:
                 break
     return f"blocks of {left[0][0]} scores: {left[0][1]}" if left else None
+
+
+def other_maximum_cause(case: Case, built: Built) -> str | None:
+    """Say that the maximum which is subtracted runs over another axis than the sum.
+
+    Args:
+        case: of a softmax whose weights are wrong along some axis.
+        built: its function.
+    """
+    if case.subject.kind != "softmax" or not case.subject.accepts("dim"):
+        return None
+    with off_the_record(case):
+        x = 2 * torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        x = x.to(case.bench.device, built.dtype)
+        for dim in (0, 1, 2, -1):
+            got, wide = case.call(built, x, dim).detach().double(), x.double()
+            if float((got - wide.softmax(dim)).abs().max()) < _NEAR:
+                continue
+            for other in range(3):
+                shifted = (wide - wide.amax(other, keepdim=True)).softmax(dim)
+                if other != dim % 3 and float((got - shifted).abs().max()) < _NEAR:
+                    which = "the last axis" if other == 2 else f"axis {other}"
+                    return (
+                        f"the maximum that is subtracted runs over {which} whatever the axis of the sum: along axis "
+                        f"{dim} entries of one row are shifted by different amounts"
+                    )
+    return None

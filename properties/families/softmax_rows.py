@@ -19,7 +19,7 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.softmax_fillers import streamed_rows_cause
+from veriformer.properties.families.softmax_fillers import other_maximum_cause, streamed_rows_cause
 
 LENGTHS = (10, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097)
 """One entry more than the usual blocks; a row is judged at all of them, and the shortest that fails is told."""
@@ -367,6 +367,8 @@ def _rows_cause(case: Case, built: Built, rows: Tensor, probe: Tensor | None = N
         weights = _call(case, built, leaf)
         return weights if along is None else torch.autograd.grad((weights * along).sum(), leaf)[0]
 
+    if probe is None and (told := other_maximum_cause(case, built)):
+        return told
     with off_the_record(case):
         parts = range(0, len(rows), 8)
         alone = torch.cat([of(rows[n : n + 8], None if probe is None else probe[n : n + 8]) for n in parts])

@@ -182,7 +182,9 @@ def bucket_cause(bias: Tensor, both: bool, buckets: int, farthest: int) -> str |
     if torch.equal(_partition(right.flatten()[None]), seen):
         return None
     if fits and fits[-1].startswith("there are no logarithmic buckets"):
-        return fits[-1]  # the one that several wrong numbers come to
+        # several wrong numbers come to that, and some wrong rules where there are few buckets
+        rules = [words for words in fits[:-1] if not words.startswith(("there are", "the last bucket begins"))]
+        return "; or else, the buckets being the same: ".join([fits[-1], *rules[:2]])
     if 0 < len(fits) < 3:
         return f"{fits[0]}{f'; or else, the buckets being the same: {fits[1]}' if len(fits) == 2 else ''}"
     past = where_buckets_begin(bias, right[-1])

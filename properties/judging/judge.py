@@ -16,7 +16,8 @@ from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.counterexamples.record import says_what_is_wrong, with_cause
+from veriformer.properties.counterexamples.record import with_cause
+from veriformer.properties.counterexamples.said import says_what_is_wrong
 from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property
@@ -219,7 +220,7 @@ class Judge:
         failures = [r for r in results if r.outcome in (FAIL, OPEN) and r.id in known and r.counterexample]
         failures.sort(key=lambda r: r.outcome != FAIL)
         with isolated(self.subject.module):
-            silent = [r for r in failures if r.counterexample and not says_what_is_wrong(r.counterexample)]
+            silent = [r for r in failures if r.counterexample and not says_what_is_wrong(r.counterexample.cause)]
             if not any(r.outcome == FAIL for r in silent) or self._prepare().error or self.device_is_lost:
                 return []
             assert self._bench is not None
