@@ -15,6 +15,7 @@ from veriformer.properties.diagnosis.attentions import Attended
 from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.blocks import blocks_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
+from veriformer.properties.diagnosis.masks.packed import packed_cause
 from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
 from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
 from veriformer.properties.diagnosis.masks.scaled import normaliser_cause, scaled_cause
@@ -90,7 +91,7 @@ def _of_others(masked: Masked, side: str) -> str | None:
     if masked.case.subject.kind == "classifier" and (told := pooled_for_others(masked) or ends_of_others(masked)):
         return told
     batches = Batches(masked.case, masked.clean(), masked.which, masked.per_position, tokenwise=False)
-    return placed_in_batch(masked, ends) or whose_mask(batches)
+    return packed_cause(masked) or placed_in_batch(masked, ends) or whose_mask(batches)
 
 
 def _left_behind(masked: Masked, side: str) -> str | None:
