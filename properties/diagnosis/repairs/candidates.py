@@ -54,6 +54,7 @@ class Repair:
         rank: how much is changed; 0 is least.
         made: makes the change for a while.
         of_call: whether it is behind a call, not in the source.
+        by_one: whether a number is one more, or one less.
     """
 
     file: str
@@ -62,12 +63,14 @@ class Repair:
     rank: int
     made: Callable[[], AbstractContextManager[Any]]
     of_call: bool = False
+    by_one: bool = False
 
 
 def candidates_of(run: Callable[[], object]) -> Iterator[Repair]:
     """Yield what may be changed of what a run goes through: of the source, and behind single calls."""
     for rewriting in rewritings_of(run):
-        yield Repair(rewriting.file, rewriting.edit.line, _words(rewriting), rewriting.edit.rank, rewriting.made)
+        edit = rewriting.edit
+        yield Repair(rewriting.file, edit.line, _words(rewriting), edit.rank, rewriting.made, by_one=edit.by_one)
     for site, slips in sites_of(run).items():
         line = text_of(site.file, site.number)
         for slip in slips:

@@ -98,8 +98,10 @@ def _searched(bench: Workbench, failures: Sequence[Failure]) -> dict[str, str]:
 
 
 def _is_elsewhere(failure: Failure, found: list[Repair]) -> bool:
-    """Whether changes of several lines would do, so that which is meant is not known."""
-    return not failure.prop.id.startswith(_OF_MASKS) and len({(r.file, r.number) for r in found}) > 1
+    """Whether changes of several lines would do, so that which is meant is not known: but where all are by one."""
+    if failure.prop.id.startswith(_OF_MASKS) or all(r.by_one for r in found):
+        return False
+    return len({(r.file, r.number) for r in found}) > 1
 
 
 def _mending(weighing: Weighing, candidates: list[Repair], first: int, step: int) -> tuple[int, list[int]]:

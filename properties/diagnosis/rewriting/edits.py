@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -74,6 +74,7 @@ class Edit:
         rank: how much is changed.
         shown: the smallest expression or statement around it that a reader understands, before.
         mended: the same with the change.
+        by_one: whether a number is one more, or one less.
     """
 
     line: int
@@ -83,6 +84,7 @@ class Edit:
     rank: int
     shown: str
     mended: str
+    by_one: bool = False
 
 
 class Source:
@@ -145,8 +147,8 @@ class _Edits:
             case ast.Constant(value=bool(value)):
                 yield self.put(node, str(not value), SLIP)
             case ast.Constant(value=int(value)):
-                yield self.put(node, f"{value + 1}", SLIP)
-                yield self.put(node, f"({value - 1})", SLIP)
+                yield replace(self.put(node, f"{value + 1}", SLIP), by_one=True)
+                yield replace(self.put(node, f"({value - 1})", SLIP), by_one=True)
                 if value > 1:
                     yield self.put(node, f"{2 * value}", SLIP)
                     yield self.put(node, f"({value} / 2)" if value % 2 else f"{value // 2}", SLIP)
@@ -183,8 +185,8 @@ class _Edits:
                 yield from self.by_one(index)
 
     def by_one(self, node: ast.expr) -> Iterator[Edit]:
-        yield self.put(node, f"({self.source(node)} + 1)", SLIP)
-        yield self.put(node, f"({self.source(node)} - 1)", SLIP)
+        yield replace(self.put(node, f"({self.source(node)} + 1)", SLIP), by_one=True)
+        yield replace(self.put(node, f"({self.source(node)} - 1)", SLIP), by_one=True)
 
     def of_operation(self, node: ast.BinOp, left: ast.expr, op: ast.operator, right: ast.expr) -> Iterator[Edit]:
         text, sign = self.source, _WRITTEN[type(op)]
