@@ -261,20 +261,19 @@ def samples_are_drawn_apart(case: Case, built: Built) -> None:
     """
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x[:1].expand(_FEW, *x.shape[1:]).contiguous().to(case.bench.device) for x in inputs.tensors]
-    seen: list[Tensor] = []
-    for seed in range(_CALLS):
-        with torch.random.fork_rng(devices=[case.bench.device] if case.bench.device.type == "cuda" else []):
-            reseed(seed)
-            path = Path(mode="no_grad", training=True)
-            rows = case.call(built, *tensors, *inputs.extras, path=path)
-        if len(outcomes(rows)) > 1 or (seed == 1 and torch.equal(rows, seen[0])):
-            return
-        seen.append(rows[:1].clone())
-    count = len(outcomes(torch.cat(seen), _CALLS))
+    run = case.caller(built, *tensors, *inputs.extras, path=Path(mode="no_grad", training=True))
+    assert isinstance(built.module, nn.Module)
+    first, second = case.apply(seeded_calls, built.module, run, 2)
+    if len(outcomes(first)) > 1 or torch.equal(first, second):
+        return
+    every = case.apply(seeded_calls, built.module, run, _CALLS)
+    if any(len(outcomes(rows)) > 1 for rows in every):
+        return
+    count = case.apply(number_of_outcomes, every[:, 0], _CALLS)
     case.require(
         count <= _SKIPPED,
-        f"equal samples of a batch are alike in train mode, and {_CALLS} calls give {count} outcomes",
-        got=f"{count} outcomes",
+        f"equal samples of a batch are alike in train mode, and {_CALLS} calls give {int(count)} outcomes",
+        got=f"{int(count)} outcomes",
         expected="samples that part, as each has draws of its own",
         cause=lambda: (
             "one draw decides for all samples of a batch, and for each position by itself: the axis that the draw has "
@@ -325,6 +324,23 @@ def outcomes(rows: Tensor, most: int = _MOST) -> Tensor:
         found.append(rows[0])
         rows = rows[(rows - rows[0]).abs().flatten(1).amax(1) > nearly]
     return torch.stack(found)
+
+
+def seeded_calls(model: nn.Module, run: Callable[[], Tensor], count: int) -> Tensor:
+    """Return what some calls in train mode give, `[N, B, ...]`, each with a seed of its own."""
+    made = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.train()
+        for seed in range(count):
+            torch.manual_seed(seed)
+            made.append(run().detach().clone())
+        model.eval()
+    return torch.stack(made)
+
+
+def number_of_outcomes(rows: Tensor, most: int) -> Tensor:
+    """Return how many of rows `[N, ...]` are no other one's again, at most one more than so many."""
+    return torch.tensor(len(outcomes(rows, most)))
 
 
 def _at_a_rate(case: Case) -> DrawnConfig:

@@ -97,9 +97,9 @@ def _channels_are_together(case: Case, seen: list[Tensor], count: int) -> None:
     fits = channels * side * side == pixels and high % max(side, 1) == wide % max(side, 1) == 0
     if channels < 2 or not fits or (high // side) * (wide // side) not in (count, len(seen)):
         return
-    alone = [case.apply(channels_of, gradient) for gradient in seen]
+    alone = torch.stack([case.apply(channels_of, gradient) for gradient in seen])
     case.require(
-        not all(int(n) == 1 for n in alone),
+        (alone > 1).any(),
         f"a token takes {pixels} pixels of one channel, where squares of {side} x {side} of all {channels} are as many",
         got="one channel a token",
         expected="all channels of one patch",

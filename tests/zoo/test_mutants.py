@@ -28,6 +28,7 @@ MISLED = {
 
 WITHOUT_SCRIPT = {
     "AT-ghost-keys": "what goes into a softmax inside the model is watched while it runs",
+    "RS-norm-of-branch": "the parts of the model are read by what flows through it",
     "PM-mean-of-blocks": "what is pooled and what comes of it is watched while the model runs",
     "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
     **dict.fromkeys(
@@ -43,11 +44,11 @@ READ = 60
 """Lines of a script that one reads: those above what it copies. One screen."""
 LONGER = {
     "BA-loss-block": 64,
-    "droppath-turned-round": 75,
+    "droppath-turned-round": 80,
     "BA-loss-tail": 64,
     "CM02": 62,
     "EM07": 100,
-    "droppath-inside": 80,
+    "droppath-inside": 84,
     "EX02": 100,
     "TL-backward-mask": 62,
     "TL-empty-uniform": 62,
