@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from veriformer.properties.counterexamples.said import says_what_is_wrong
-
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _SIZES = ("B", "T", "S")  # labels of choices that make a case large
 _MENDED = re.compile(r"one change makes it right: .*? at [^\s`]+:\d+(; or .*? at [^\s`]+:\d+)?(?=; |$)")
@@ -17,7 +15,6 @@ _MENDED = re.compile(r"one change makes it right: .*? at [^\s`]+:\d+(; or .*? at
 _UNSTEADY = ("dropout.eval-deterministic", "numerics.stateless")
 """What fails where a model answers otherwise each time: first, since it explains whatever else fails of it."""
 
-_MENDING = "one change makes it right"
 _OF_LOSS = "the loss itself is wrong: "
 _FOLLOWING = ("gradients.", "decoding.generate")
 _INSIDE = "anatomy"  # the family that looks inside a running model: where a fault is that others see from outside
@@ -71,23 +68,22 @@ def stories(subject: Mapping[str, Any]) -> list[Story]:
     return sorted(told, key=lambda story: _rank(story.told))
 
 
-def _rank(result: Mapping[str, Any]) -> tuple[int, tuple[bool, bool, bool, bool, bool, float]]:
+def _rank(result: Mapping[str, Any]) -> tuple[int, tuple[bool, bool, bool, bool, float]]:
     """Return what failures and stories are sorted by: first that answers change from call to call, then simplicity."""
     id_ = result["id"]
     return _UNSTEADY.index(id_) if id_ in _UNSTEADY else len(_UNSTEADY), difficulty(result)
 
 
-def difficulty(result: Mapping[str, Any]) -> tuple[bool, bool, bool, bool, bool, float]:
-    """Return what failures are sorted by: those that say what is wrong, then where, with a picture, then small ones.
+def difficulty(result: Mapping[str, Any]) -> tuple[bool, bool, bool, bool, float]:
+    """Return what failures are sorted by: those that name a cause first, then with a picture, then the small ones.
 
     What follows from others comes behind them: gradients of a wrong forward, what is generated through a wrong cache.
     """
     case = result.get("counterexample") or {}
     sizes = (case.get("choices", {}).get(label) for label in _SIZES)
     size = math.prod(s for s in sizes if type(s) is int and s > 0)
-    cause, follows = case.get("cause", ""), result["id"].startswith(_FOLLOWING)
-    is_place = not (cause.startswith(_MENDING) or says_what_is_wrong(cause))
-    return (not cause, is_place, follows, _family(result) == _INSIDE, not case.get("influence"), size)
+    follows = result["id"].startswith(_FOLLOWING)
+    return (not case.get("cause"), follows, _family(result) == _INSIDE, not case.get("influence"), size)
 
 
 def _story(found: Sequence[Mapping[str, Any]]) -> Story:

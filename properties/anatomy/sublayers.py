@@ -200,6 +200,7 @@ def _goes_on_alone(seen: Traced, product: int) -> bool:
     """
     made, place = biased(seen, product), next(p.place for p in seen.products if p.when == product)
     later = [p.left for p in seen.products if p.when > product]
+    later += [n.given for n in norm_calls(seen) if n.when > product]
     behind = [n for n in norm_calls(seen) if same_tokens(n.given, made, seen.batch, seen.limit)]
     if behind and any(is_added(seen, n.made, product, n.when, place) for n in behind):
         return False

@@ -72,7 +72,10 @@ _OF_ROUTES = ("batch.", "ffn.", "gradients.", "parameters.all-used", "permutatio
 _OF_MASKS = ("attention.", "batch.", "cross_attention.", "padding.", "permutation.")
 _OF_MERGES = ("attention.", "batch.", "causality.", "cross_attention.", "padding.", "permutation.", "rotary.", "twin.")
 _OF_LENGTHS = ("causality.prefix", "decoding.", "padding.", "permutation.")
-_OF_GHOSTS = ("attention.masked-equals-removed", "cross_attention.", "padding.")
+_OF_GHOSTS = (
+    "attention.masked-equals-removed", "cross_attention.", "padding.amount", "padding.content", "padding.left",
+    "padding.every-position",
+)  # fmt: skip
 _OF_SHIFTS = ("attention.masked-equals-removed", "causality.no-future", "causality.prefix", "padding.", "twin.")
 _OF_GRADIENTS = (
     "attention.", "dropout.", "gradients.", "loss.", "norm.", "permutation.", "residual.", "rotary.", "softmax.",

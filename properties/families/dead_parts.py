@@ -36,7 +36,7 @@ def parts_count(case: Case, built: Built, inputs: Inputs, output: Tensor, gradie
         whole_matrices_learn(case, built, suspects, output)
     tables = {id(m.weight) for m in built.module.modules() if isinstance(m, nn.Embedding)}
     for (name, p), g in zip(named, gradients, strict=True):
-        if p.ndim > 1 and g is not None and not g.is_sparse and not g.any() and id(p) not in tables:
+        if p.ndim > 1 and p.numel() and g is not None and not (g.is_sparse or g.any() or id(p) in tables):
             _counts(case, built, name, p, (0, 0, len(p), len(p)))
     if squares := [one for one, g in zip(named, gradients, strict=True) if is_a_diagonal(g)]:
         more_than_the_diagonal_learns(case, built, squares, output)

@@ -42,8 +42,10 @@ def _rows(stream: Stream, real: int) -> list[Tensor]:
 
 
 def _real_shares(weights: Tensor, real: int) -> Tensor:
-    """Return the weights of what is real: of a token put in front too."""
-    return weights[: len(weights) - _REAL[0] + real]
+    """Return the weights of what is real: of a token put in front too, unless it has none."""
+    more = len(weights) - _REAL[0]
+    share = weights[: more + real]
+    return share[more:] if float(share[:more].abs().sum()) < _NEAR else share
 
 
 def _listed(weights: Tensor) -> str:

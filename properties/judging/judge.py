@@ -16,8 +16,7 @@ from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.counterexamples.record import with_cause
-from veriformer.properties.counterexamples.said import says_what_is_wrong
+from veriformer.properties.counterexamples.record import says_what_is_wrong, with_cause
 from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property

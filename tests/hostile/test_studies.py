@@ -73,11 +73,11 @@ def test_a_hook_at_a_fork_reaches_nobody(how: str, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_every_copy_is_made_in_one_place() -> None:
+def test_copies_of_trials_and_of_questions_are_each_made_in_one_place() -> None:
     root = Path(own_process.__file__).parents[2]
     folders = ("ablations", "claims", "cli", "clusters", "properties", "reference", "reports")
     files = [file for folder in folders for file in (root / folder).rglob("*.py")]
-    assert [file.name for file in files if "os.fork" in file.read_text("utf-8")] == ["copies.py"]
+    assert [file.name for file in files if "os.fork" in file.read_text("utf-8")] == ["copies.py", "aside.py"]
 
 
 def test_a_copy_that_waits_for_a_thread_that_it_has_not_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

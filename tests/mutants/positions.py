@@ -91,7 +91,7 @@ def doubled() -> Subject:
     "PE-wrap",
     "Positions wrap around after 64",
     killed_by=("sinusoidal.unique", "sinusoidal.relative-shift"),
-    cause="come again",
+    cause="they begin again",
 )
 def wrapped() -> Subject:
     return positions(lambda n, d: _table(_right)(64, d).repeat(n // 64 + 1, 1)[:n])

@@ -44,7 +44,7 @@ class TotalKept(Tiles):
     "TL-total",
     "The denominator of earlier tiles stays as it is where a later one has a larger maximum",
     killed_by=("attention.tiles",),
-    cause="denominator",
+    cause="the sum of the exponentials is not rescaled",
 )
 def total() -> Subject:
     return tiled(TotalKept, 64)

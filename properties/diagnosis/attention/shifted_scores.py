@@ -58,7 +58,9 @@ def shift_opinion(case: Case, problem: Violation) -> str | None:
     t, s, r = odd[0]
     behind = all(key > query for query, key, _ in odd)
     before = all(key < query for query, key, _ in odd)
-    where = " on keys behind it" if behind else " on keys before it" if before else ""
+    if not (behind or before):
+        return None  # queries or keys themselves are made of several positions
+    where = " on keys behind it" if behind else " on keys before it"
     steps = {other - query for query, _, other in odd}
     whose = "the next query" if steps == {1} else "the query before" if steps == {-1} else "another position"
     return (

@@ -88,8 +88,10 @@ def test_right_tables_pass() -> None:
 
 @pytest.mark.parametrize(
     ("slip", "said"),
-    [("padded", "the frequencies are those of a width of 128"), ("wrapped", "512 is counted as 0"),
-     ("clamped", "counted as 511"), ("buffer", "the frequencies are rounded to bfloat16")],
+    [("padded", "the frequencies are those of a width of 128"),
+     ("wrapped", "from position 512 on the rows are those of positions 0, 1, 2"),
+     ("clamped", "from position 512 on the rows are those of position 511"),
+     ("buffer", "the frequencies are rounded to bfloat16")],
 )  # fmt: skip
 def test_wrong_tables_are_told(slip: str, said: str) -> None:
     make = (lambda d, n: Frequencies(d, n, anew=False)) if slip == "buffer" else (lambda d, n: Buffer(d, n, slip=slip))
