@@ -199,9 +199,13 @@ def _unstacked(weights: Tensor, raw: Tensor, query: Tensor, key: Tensor, value: 
         yield weights, raw, query, key, value
         return
     shared = [x.unsqueeze(-3).expand(*x.shape[:-2], many, *x.shape[-2:]) for x in (key, value)]
-    stacked = (weights, raw, query)
-    yield (*(x.unflatten(-2, (many, -1)) for x in stacked), *shared)
-    yield (*(x.unflatten(-2, (-1, many)).transpose(-3, -2) for x in stacked), *shared)
+
+    def apart(x: Tensor, *, by_turns: bool) -> Tensor:
+        return x.unflatten(-2, (-1, many)).transpose(-3, -2) if by_turns else x.unflatten(-2, (many, -1))
+
+    # the rows of the second product may stand in another order than those of the first
+    for first, second in ((False, False), (True, True), (False, True), (True, False)):
+        yield apart(weights, by_turns=second), *(apart(x, by_turns=first) for x in (raw, query)), *shared
 
 
 def _without_zeros(x: Tensor, *beside: Tensor) -> Tensor:
@@ -219,7 +223,8 @@ def _with_sources(seen: Traced, readings: list[Attention], scored: int) -> Atten
         scored: number of its scores among the values.
     """
     found = []
-    for one in [r for r in readings if r.is_followed(seen.limit)] or readings:
+    nearest = sorted(readings, key=lambda r: float(r.misfit.nan_to_num(torch.inf).amax()))
+    for one in [r for r in readings if r.is_followed(seen.limit)] or nearest:
         heads = range(one.query.shape[1])
         query = [source_of(seen, one.query[:, h], scored) for h in heads]
         key = [source_of(seen, one.key[:, h], scored) for h in heads]
