@@ -197,6 +197,8 @@ def uncounted(loss: Loss, logits: Tensor, labels: Tensor, offset: int, label: in
     """
     given = labels.clone()
     given[0, 1], given[-1, -1] = label, label
+    if given.shape[1] > 4:  # not as many in each sample
+        given[0, 2] = label
     try:
         value = float(loss(given))
     except SubjectError:

@@ -105,6 +105,8 @@ def _mixed(case: Case, told: str, declared: str) -> None:
             told
             + "; branch-LN is x + norm(f(x)): what a sublayer gives is normed, and then added to the stream"
             * ("branch-LN" in told)
+            + "; what looks like post-LN may be a residual that starts from what a norm gives, not from the stream"
+            * (declared == "pre" and "post-LN" in told)
         ),
     )
 

@@ -22,6 +22,8 @@ _ENGINE = tuple(str(Path(__file__).parent.parent / room) for room in ("engine", 
 """What calls a subject: whoever called that is none of the subject's."""
 _LIBRARY = ("contextlib.py", "functools.py")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+_CAPS = 200.0
+"""Soft caps of scores are smaller, and what stands for -inf is larger."""
 _FAR = 1e3
 """Below all others: no score of a model lies there, and what a mask puts in its place does."""
 SILENT = ("__get__", "size", "dim", "__len__", "stride", "is_contiguous", "numel")
@@ -172,7 +174,8 @@ def _given(step: Step, kept: Kept) -> str:
     if high == -torch.inf:
         return ""
     if high - low < 1e-6 * max(1.0, abs(high)):
-        return f", where the scores of hidden keys are {high:.4g}, not -inf"
+        capped = ": what a soft cap makes of it where it acts behind the mask" if -_CAPS < high < 0 else ""
+        return f", where the scores of hidden keys are {high:.4g}, not -inf{capped}"
     if float(shown.max()) == -torch.inf or float(shown.max()) < low - _FAR:
         return ", where it is the keys that may be seen whose scores are lowered: the mask is inverted"
     if high < float(shown.min()) - 1:

@@ -231,7 +231,10 @@ def _hidden_score(a: Attended, real: Tensor) -> str | None:
     scale = float((p0 * w0).sum() / p0.square().sum())
     if float((w0 - scale * p0).abs().max()) > 1e-3 or scale <= 0:  # a bias, or another score
         if logs[:, ~real].shape[1] > 2 and float((logs[:, ~real].std(1) / w0.std(1)).max()) < 1e-3:
-            return "each of them the same: their score is one finite constant instead of -inf"
+            return (
+                "each of them the same: their score is one finite constant instead of -inf, which a soft cap behind "
+                "the mask makes of it, say"
+            )
         return None
     base = (w - scale * p).mean(1, keepdim=True)
     entered = logs[:, ~real] - base

@@ -56,6 +56,8 @@ def _formulas(
     ]
     yield "a mean over each sample is taken first, and then the mean of these", torch.stack(per_sample).mean()
     yield "the logarithm has base 2", whole / n / math.log(2)
+    if n != size:
+        yield from _by_length(t, terms)
     yield "the sign is turned: the log likelihood is not negated", -whole / n
     p = t.logits.softmax(-1)
     again = _Terms(torch.cat([p, p[:, :1].expand(-1, shift, -1)], 1) if shift else p, labels, ignore, shift)
@@ -90,6 +92,24 @@ def _formulas(
         "the labels are moved the wrong way: each position is to predict the token before it",
         total / backwards.counted,
     )
+
+
+def _by_length(t: _Terms, terms: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield means of chunks, each over what counts in it, weighed by all that stands in it."""
+    flat, real = terms.masked_fill(~t.real, 0).flatten(), t.real.flatten()
+    for words, length in (("tokens", len(flat)), ("positions", t.labels.shape[1])):
+        for size in range(2, length):
+            if words == "tokens":
+                parts = list(zip(flat.split(size), real.split(size), strict=True))
+            else:
+                rows = terms.masked_fill(~t.real, 0)
+                parts = list(zip(rows.split(size, 1), t.real.split(size, 1), strict=True))
+            means = [x.sum() / keep.sum().clamp(min=1) * keep.numel() for x, keep in parts]
+            yield (
+                f"chunks of {size} {words} are averaged first, each over what counts in it, and weighed by all that "
+                "stands in it, ignored labels too",
+                torch.stack(means).sum() / len(flat),
+            )
 
 
 def _z_losses(t: _Terms, rest: Tensor, z: float) -> Iterator[tuple[str, Tensor]]:
