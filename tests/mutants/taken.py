@@ -188,3 +188,42 @@ def one_source_for_all_layers() -> Subject:
         kind="encoder_decoder", build=lambda c: _Translator(c, name), forward=lambda m, s, t: m(s, t), cache=cache,
         mask_forms=(), declares={"positions": "none", "structure": "other"},
     )  # fmt: skip
+
+
+@fault(
+    "LS-samples-alike",
+    "A model's own loss is the mean of its samples' means, however many labels count in each",
+    killed_by=("loss.of-model",),
+    cause="averaged in parts first (samples, say)",
+)
+def samples_weigh_alike() -> Subject:
+    def right(total: Tensor, counted: Tensor) -> Tensor:
+        return total.sum() / counted.sum()
+
+    joined = put(lambda total, counted: (total.sum(1) / counted.sum(1).clamp(min=1)).mean(), instead_of=right)
+
+    def loss(m: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+        total = F.cross_entropy(m(tokens).mT, labels, reduction="none")
+        return joined(total, labels != -100)
+
+    return replace(decoder(None), cache=None, loss=loss).with_facts(ignore_index=-100)
+
+
+@fault(
+    "LS-chunks-by-length",
+    "Means of chunks are weighed by the length of a chunk, labels that do not count among it",
+    killed_by=("loss.definition",),
+    cause="weighed by all that stands in it",
+)
+def chunks_weighed_by_their_length() -> Subject:
+    weight = put(lambda counted: counted.numel(), instead_of=lambda counted: int(counted.sum()))
+
+    def loss(m: None, logits: Tensor, labels: Tensor) -> Tensor:
+        total, many = logits.sum() * 0, 0
+        for x, y in zip(logits.flatten(0, -2).split(4), labels.flatten().split(4), strict=True):
+            counted = y != -100
+            mean = F.cross_entropy(x, y, reduction="sum") / counted.sum().clamp(min=1)
+            total, many = total + mean * weight(counted), many + weight(counted)
+        return total / many if many else total
+
+    return Subject(kind="loss", forward=loss, declares={"empty_loss": "zero"})
