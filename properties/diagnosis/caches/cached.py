@@ -18,7 +18,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.diagnosis.caches.biased import biased_cause
 from veriformer.properties.diagnosis.caches.convolved_past import convolved_past_cause
 from veriformer.properties.diagnosis.caches.kept import kept_cause, rounded_cause
-from veriformer.properties.diagnosis.caches.parted import parted_cause, sources_cause
+from veriformer.properties.diagnosis.caches.parted import parted_cause, remembered_cause, sources_cause
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 from veriformer.properties.engine.case import Case
 
@@ -35,7 +35,7 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
     runs = CachedRuns(case, built)
     if not runs.wrong(runs.cached(x, sizes), runs.whole(x)):
         return _left_behind(runs, x, sizes)
-    if told := convolved_past_cause(runs, [3, 1, 2, 1, 1]) or sources_cause(runs):
+    if told := convolved_past_cause(runs, [3, 1, 2, 1, 1]) or sources_cause(runs) or remembered_cause(runs):
         return told
     if told := rounded_cause(runs) or biased_cause(runs) or _unseen(runs):
         return told

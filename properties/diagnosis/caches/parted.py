@@ -49,6 +49,33 @@ def parted_cause(runs: CachedRuns, sizes: Sequence[int]) -> str | None:
     return None
 
 
+def remembered_cause(runs: CachedRuns) -> str | None:
+    """Say whose states a layer is handed for the past, where they are not those of the whole run.
+
+    Args:
+        runs: of a subject that keeps states, and projects them anew for each chunk.
+    """
+    x, past = runs.tokens(2, 6), 3
+    whole, model = runs.clean(), runs.clean()
+    if not isinstance(whole.module, nn.Module) or runs.source is not None:
+        return None
+    usual = _calls(whole.module, lambda: runs.call(whole, x), x.shape[1])
+    cached = _calls(model.module, lambda: runs.cached(x, [past, x.shape[1] - past], on=model), 0)
+    wanted = {name: given for name, given, _ in usual}
+    for name, given, _ in cached:
+        if name not in wanted or given.shape != wanted[name].shape or _agree(given[:, :past], wanted[name][:, :past]):
+            continue
+        made = [other for other, _, output in usual if _agree(given[:, :past], output[:, :past])]
+        if made and not _agree(wanted[name][:, past:], given[:, past:]):
+            return None  # the new tokens are other ones, too: it is wrong before
+        if made:
+            return (
+                f"for the tokens before, {name} is handed what {made[-1] or 'the model'} gave of them, where the whole "
+                "run hands it what that was given: states are kept behind a layer, not before it, one layer too high"
+            )
+    return None
+
+
 def sources_cause(runs: CachedRuns) -> str | None:
     """Say whose keys of the source a cross-attention is given in a cached run, where they are another layer's.
 
