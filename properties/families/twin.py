@@ -54,7 +54,7 @@ def the_reference_gives_the_same(case: Case) -> None:
             problem = _difference(seen, twin)
             told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
-            declared = case.subject.fact("norm_placement")
+            declared = case.subject.declares.get("norm_placement")
             if isinstance(parting, MixedError) and declared in _DECLARED and case.subject.fact("structure") is None:
                 _mixed(case, str(parting), declared)
             if not isinstance(
@@ -94,13 +94,14 @@ _DECLARED = {"pre": "in front of every sublayer", "post": "behind every sum"}
 
 
 def _mixed(case: Case, told: str, declared: str) -> None:
-    """Fail where sublayers of a layer have their norms in different places, though one is declared."""
+    """Ask where sublayers of a layer have their norms in different places, though one is declared."""
     case.witness()
     case.require(
         False,
         f"norms do not stand where norm_placement={declared!r} has them, {_DECLARED[declared]}",
         got=told,
         expected=f"{declared}-LN in all sublayers",
+        asks=("structure", "other"),
         cause=lambda: (
             told
             + "; branch-LN is x + norm(f(x)): what a sublayer gives is normed, and then added to the stream"
