@@ -54,9 +54,10 @@ def the_reference_gives_the_same(case: Case) -> None:
             problem = _difference(seen, twin)
             told = f"every part is the textbook's, and the outputs differ by {problem:.3g} of their size"
         except PartedError as parting:
-            declared = case.subject.declares.get("norm_placement")
-            if isinstance(parting, MixedError) and declared in _DECLARED and case.subject.fact("structure") is None:
-                _mixed(case, str(parting), declared)
+            declared, told = case.subject.fact("norm_placement"), str(parting)
+            is_mixed = isinstance(parting, MixedError) and "branch-LN" in told  # of others a stream may be misread
+            if is_mixed and declared in _DECLARED and case.subject.fact("structure") is None:
+                _mixed(case, told, declared)
             if not isinstance(
                 parting, NumberError | UnlikeError
             ):  # what the twin cannot read may be the textbook's all the same
@@ -102,13 +103,7 @@ def _mixed(case: Case, told: str, declared: str) -> None:
         got=told,
         expected=f"{declared}-LN in all sublayers",
         asks=("structure", "other"),
-        cause=lambda: (
-            told
-            + "; branch-LN is x + norm(f(x)): what a sublayer gives is normed, and then added to the stream"
-            * ("branch-LN" in told)
-            + "; what looks like post-LN may be a residual that starts from what a norm gives, not from the stream"
-            * (declared == "pre" and "post-LN" in told)
-        ),
+        cause=lambda: f"{told}; branch-LN is x + norm(f(x)): what a sublayer gives is normed, and then added",
     )
 
 

@@ -49,7 +49,7 @@ def _behind_the_sum(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     "RS-norm-of-branch",
     "One of two sublayers has its norm in front of the sum, and so of the branch alone",
     killed_by=("twin.equal",),
-    cause="what a sublayer gives is normed, and then added to the stream",
+    cause="what a sublayer gives is normed, and then added",
 )
 def norm_of_the_branch() -> Subject:
     add = put(lambda norm, x, y: x + norm(y), instead_of=_behind_the_sum)
