@@ -266,6 +266,13 @@ def samples_are_drawn_apart(case: Case, built: Built) -> None:
     first, second = case.apply(seeded_calls, built.module, run, 2)
     if len(outcomes(first)) > 1 or torch.equal(first, second):
         return
+    still = case.bench.pool.fresh(replace(built.config, dropout=0.0), torch.float32)
+    if not isinstance(still.module, nn.Module) or case.subject.build is None:
+        return
+    again = case.caller(still, *tensors, *inputs.extras, path=Path(mode="no_grad", training=True))
+    one, two = seeded_calls(still.module, again, 2)
+    if not torch.equal(one, two):
+        return  # what is drawn is not drawn at the rate: tokens that are left out in training, say
     every = case.apply(seeded_calls, built.module, run, _CALLS)
     if any(len(outcomes(rows)) > 1 for rows in every):
         return
@@ -275,6 +282,7 @@ def samples_are_drawn_apart(case: Case, built: Built) -> None:
         f"equal samples of a batch are alike in train mode, and {_CALLS} calls give {int(count)} outcomes",
         got=f"{int(count)} outcomes",
         expected="samples that part, as each has draws of its own",
+        asks=("batch_coupled", True),
         cause=lambda: (
             "one draw decides for all samples of a batch, and for each position by itself: the axis that the draw has "
             "is that of time, not that of the samples (time stands first, say)"
