@@ -29,15 +29,17 @@ class _Encoder(nn.Module):
         self.first = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(c.num_layers))
         self.second = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(c.num_layers))
 
+    def dropped(self, y: Tensor) -> Tensor:
+        return self.drop(y, self.rate, self.training) if self.drop else y
+
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
         x = x.transpose(0, 1)
         for attention, up, down, first, second in zip(
             self.attention, self.up, self.down, self.first, self.second, strict=True
         ):
-            y = attention(x, x, x, need_weights=False)[0]
-            x = first(x + (self.drop(y, self.rate, self.training) if self.drop else y))
-            x = self.add(second, x, down(F.gelu(up(x))))
+            x = first(x + self.dropped(attention(x, x, x, need_weights=False)[0]))
+            x = self.add(second, x, self.dropped(down(F.gelu(up(x)))))
         return x.transpose(0, 1)
 
 
