@@ -15,6 +15,8 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 
+_TRIED = 4
+"""Pairs of sources that are tried: tokens may be the same by chance."""
 _ROWS = 8
 """Sources of a batch: of as many some end before others."""
 
@@ -71,15 +73,18 @@ def _kept_of_others(case: Case, built: Built, source: Tensor, steps: int, is_cac
     """Say whether it is rows of the batch that reach one another, or what an earlier call made of its source."""
     left = "what an earlier call made of its source is used again for another one of the same shape"
     with off_the_record(case):
-        new, used, other = (case.bench.pool.fresh(built.config, built.dtype) for _ in range(3))
-        wanted = _generated(case, new, source[1:2], steps, is_cached)
-        _generated(case, used, source[:1], steps, is_cached)
-        if not torch.equal(_generated(case, used, source[1:2], steps, is_cached), wanted):
-            return left
-        together = _generated(case, other, source, steps, is_cached)[1:2]
-    end = min(together.shape[1], wanted.shape[1])
-    is_right = torch.equal(together[:, :end], wanted[:, :end])  # a batch on a model that nothing ran on before
-    return left if is_right else "what other rows of a batch are given reaches this one"
+        for _ in range(_TRIED):
+            new, used, other = (case.bench.pool.fresh(built.config, built.dtype) for _ in range(3))
+            alone = _generated(case, new, source[1:2], steps, is_cached)
+            together = _generated(case, other, source[:2], steps, is_cached)[1:2]  # on a model that nothing ran on
+            end = min(together.shape[1], alone.shape[1])
+            if not torch.equal(together[:, :end], alone[:, :end]):
+                break
+            _generated(case, used, source[:1], steps, is_cached)
+            if not torch.equal(_generated(case, used, source[1:2], steps, is_cached), alone):
+                return left
+            source = case.tokens(2, source.shape[1])
+    return "what other rows of a batch are given reaches this one"
 
 
 def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str, cause: Callable[[], str]) -> None:

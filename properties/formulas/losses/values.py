@@ -99,6 +99,8 @@ def _by_length(t: _Terms, terms: Tensor) -> Iterator[tuple[str, Tensor]]:
     flat, real = terms.masked_fill(~t.real, 0).flatten(), t.real.flatten()
     for words, length in (("tokens", len(flat)), ("positions", t.labels.shape[1])):
         for size in range(2, length):
+            if words == "tokens" and size == t.labels.shape[1]:
+                continue  # samples, of one length
             if words == "tokens":
                 parts = list(zip(flat.split(size), real.split(size), strict=True))
             else:
