@@ -38,6 +38,8 @@ from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
 _EITHER = ("encoder", "decoder", "encoder_decoder", "classifier")
+_SEED = 1
+"""Of a sample, and of what it is called on."""
 _MODULES = (*_EITHER, "layer", "self_attention", "cross_attention", "norm", "feed_forward")
 
 
@@ -149,6 +151,7 @@ def _of_heads(found: Subject, recipe: Recipe, thing: Any) -> Subject:
 
 def _at(recipe: Recipe, thing: Any, kind: str | None) -> Subject:
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_SEED)
         build = attempt(recipe.source, "build", recipe.names)
         sample = build(DrawnConfig())
     if not isinstance(sample, nn.Module):
@@ -330,6 +333,7 @@ def _understood(
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            torch.default_generator.manual_seed(_SEED)  # what a file is taken for is the same each time
             copied.eval()
             if copied is not sample:
                 copied.to("cpu").float()
