@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,14 @@ def read_deviations(path: Path | None, today: datetime.date | None = None) -> De
         DeviationsError: the file is missing, no TOML, or an entry is misspelt, incomplete or expired.
     """
     if path is None:
-        entries = [entry for file in sorted(_SHIPPED.glob("*.toml")) for entry in _entries(file, today)]
-        return Deviations([replace(entry, is_shipped=True) for entry in entries])
+        return Deviations(list(_shipped(today or datetime.date.today())))
     return Deviations([*_entries(path, today), *read_deviations(None).entries], str(path))
+
+
+@cache
+def _shipped(today: datetime.date) -> tuple[Deviation, ...]:
+    entries = [entry for file in sorted(_SHIPPED.glob("*.toml")) for entry in _entries(file, today)]
+    return tuple(replace(entry, is_shipped=True) for entry in entries)
 
 
 def _entries(source: Path, today: datetime.date | None) -> list[Deviation]:
