@@ -254,6 +254,36 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str
     return None
 
 
+def mixed_cause(module: nn.Module, names: Iterable[str], groups: Iterable[dict[str, Any]]) -> str | None:
+    """Say that groups hold matrices and vectors together, as where they are formed by something else than what decays.
+
+    Args:
+        module: that has the parameters.
+        names: of those that decay, or do not, wrongly.
+        groups: as an optimiser takes them.
+    """
+    wrong, known = set(names), {id(p): name for name, p in module.named_parameters()}
+    mixed = []
+    for group in groups:
+        members = [p for p in group["params"] if id(p) in known]
+        if members and all(p.ndim < 2 for p in members):
+            return None  # vectors have groups of their own
+        if not wrong & {known[id(p)] for p in members}:
+            continue
+        if len({p.ndim > 1 for p in members}) == 1 or (members[0].ndim > 1) != (group.get("weight_decay", 0.0) > 0):
+            return None
+        mixed.append([known[id(p)] for p in members])
+    if len(mixed) < 2:
+        return None
+    held = [name for members in mixed for name in members]
+    shown = f"{mixed[0][0]} with {', '.join(name for name in mixed[0] if name in wrong)[:80]}"
+    return (
+        f"matrices and vectors stand together in {len(mixed)} groups of {len(held)} parameters in all ({shown}), each of "
+        "which decays as its first parameter should: groups are formed by something else (the layer, say), and whether a "
+        "parameter decays is not part of what tells them apart"
+    )
+
+
 def _sorts(module: nn.Module) -> dict[str, list[str]]:
     sorts: dict[str, list[str]] = {"gains of norms": [], "biases of norms": [], "biases": [], "matrices": []}
     for path, part in module.named_modules():

@@ -133,7 +133,8 @@ class DropoutLines(DropoutWatch):
         if len(self.seen) > before and func is not nn.functional.scaled_dot_product_attention:
             at = line_of_code()
             if at[0]:
-                self.lines[at] = None if _is_of_a_module() else "training" in text_of(*at)
+                behind = text_of(*at).rpartition("dropout")[2]
+                self.lines[at] = None if _is_of_a_module() else "training" in behind or "True" in behind
         return made
 
     def told(self) -> str:

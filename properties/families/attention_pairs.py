@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -21,13 +24,18 @@ from veriformer.properties.subject.paths import Path
     kinds=("self_attention", "layer"),
     unless=needs_mask("pairwise"),
     examples_factor=0.5,
+    farthest=129,
     catches=("CM09", "CM12", "HD10"),
 )
 def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
     """Masks are random, one key at least in each row, and no symmetric matrix: its transpose would pass. A mask a
-    sample says the same as the one mask for all, and each sample obeys its own. Causality is kept besides.
+    sample says the same as the one mask for all, and each sample obeys its own. Causality is kept besides. In long
+    sequences, which may be taken in parts, an output must be that under a mask whose rows are all its own.
     """
-    stream, length = Stream(case, case.built()), case.integer("T", 3, 5)
+    stream = Stream(case, case.built())
+    if case.reaches:
+        return _each_obeys_its_row(case, stream, case.length("T"))
+    length = case.integer("T", 3, 5)
     x = stream.draw(2, length)
     masks = torch.rand(2, length, length, generator=case.generator) < 0.5
     keep = torch.randint(0, length, (2, length, 1), generator=case.generator)
@@ -63,6 +71,47 @@ def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
                  cause=lambda: _cause(seen, allowed))  # fmt: skip
     case.path = ""
     case.witness()
+
+
+def _each_obeys_its_row(case: Case, stream: Stream, length: int) -> None:
+    """Compare outputs of a long sequence with those under masks whose rows are all one of its rows.
+
+    Each query sees itself besides, so that no row is empty where causality hides what the mask shows.
+    """
+    x, itself = stream.draw(1, length), torch.eye(length, dtype=torch.bool)
+    mask = (torch.rand(length, length, generator=case.generator) < 0.5) | itself
+    path = Path(mask="pairwise")
+
+    def under(row: int, query: int) -> Tensor:
+        """Return an output under the mask that is a row of `mask` throughout; other queries see themselves besides."""
+        rows = mask[row].expand(length, length) | itself
+        rows[query] = mask[row]
+        return stream(x, rows.to(x.device), path=path).detach()[0, query]
+
+    each = stream(x, mask.to(x.device), path=path).detach()[0]
+    case.path = str(path)
+    for query in sorted({length - 1, length // 2, case.integer("t", 0, length - 1)}):
+        case.close(
+            each[query],
+            under(query, query),
+            "an output is not the one under a mask whose rows are all its own row",
+            cause=partial(_other_row, under, each[query], length, query),
+        )
+    case.path = ""
+    case.witness()
+
+
+def _other_row(under: Callable[[int, int], Tensor], output: Tensor, length: int, query: int) -> str | None:
+    """Say which row of a mask an output obeys in place of its own."""
+    off = [float((output - under(row, query)).abs().amax()) for row in range(length)]
+    size = float(output.abs().amax())
+    near = [row for row, error in enumerate(off) if error <= 1e-3 * size]
+    if len(near) != 1 or near[0] == query:
+        return None
+    return (
+        f"query {query} of {length} obeys row {near[0]} of the pairwise mask, not row {query}: where queries are taken "
+        "in parts, the rows of the mask are cut from another place than theirs"
+    )
 
 
 def _region(case: Case, length: int) -> Tensor:

@@ -126,9 +126,27 @@ def _norms_follow_one_another(case: Case) -> None:
                cause=lambda: "a residual connection starts before a norm, not behind it")  # fmt: skip
 
 
+def _nothing_left(case: Case, x: Tensor) -> str | None:
+    """Tell a stream that is not there from one that passes a norm, whose gain may have been silenced with the rest."""
+    built = case.built(raw=True, fresh=True)
+    with torch.no_grad():
+        for p in built.module.parameters():
+            if p.ndim > 1:
+                p.zero_()
+    left = case.call(built, x).detach()
+    if not bool(left.any()):
+        return "nothing is left: there is no residual connection"
+    if worst_difference(left.double(), _normalised(case, x)).error < 1e-2:
+        return (
+            "the stream is normalised within the layer: a skip starts behind a norm (the norm's output is added to), "
+            "not before it"
+        )
+    return None
+
+
 def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:
     if not bool(got.any()):
-        return "nothing is left: there is no residual connection"
+        return _nothing_left(case, x)
     if worst_difference(got.double(), _normalised(case, x)).error < 1e-2:
         return "the stream is normalised: the skip starts behind the norm, or the layer is post-LN"
     if worst_difference(got, x).error < 1e-2 * size_of(x):

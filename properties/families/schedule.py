@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.registered import decay_cause, lost_cause, twice_cause
+from veriformer.properties.causes.registered import decay_cause, lost_cause, mixed_cause, twice_cause
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
@@ -263,11 +263,15 @@ def norms_and_biases_do_not_decay(case: Case) -> None:
                cause=lambda: lost_cause(built.module, lost, groups))  # fmt: skip
     case.equal(twice, [], "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one",
                cause=lambda: twice_cause(built.module, twice))  # fmt: skip
+
+    def decay(names: list[str], decays: bool) -> str | None:
+        return mixed_cause(built.module, names, groups) or decay_cause(built.module, names, decays=decays)
+
     case.equal(decaying, [], f"{decaying[0][0] if decaying else ''} decays",
                got=f"weight_decay {decaying[0][1] if decaying else 0:g}", expected="0",
-               cause=lambda: decay_cause(built.module, [name for name, _ in decaying], decays=True))  # fmt: skip
+               cause=lambda: decay([name for name, _ in decaying], True))  # fmt: skip
     case.equal(still, [], f"{still[0] if still else ''} does not decay", got="weight_decay 0", expected="> 0",
-               cause=lambda: decay_cause(built.module, still, decays=False))  # fmt: skip
+               cause=lambda: decay(still, False))  # fmt: skip
     case.witness()
 
 

@@ -15,16 +15,13 @@ from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.softmax_fillers import filled_cause, other_maximum_cause, streamed_rows_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
+from veriformer.properties.families.softmax_axes import permuted_axes, softmaxed
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 
 _DEFINITION = "Course notes, lecture 8, definition of softmax."
 _WEIGHTED = ("self_attention", "cross_attention")
 _NO_SINK = excludes_fact("sink")
-
-
-def _softmax(case: Case, built: Built, scores: Tensor, dim: int = -1) -> Tensor:
-    return case.call(built, scores, dim) if case.subject.accepts("dim") else case.call(built, scores)
 
 
 def _weights_offered(subject: Subject) -> str | None:
@@ -35,7 +32,7 @@ def _weights(case: Case, built: Built) -> Tensor:
     """Return rows of weights `[..., S]`: of the softmax itself, or attention weights that the subject gives away."""
     if case.subject.kind == "softmax":
         shape = (case.integer("B", 1, 3), case.integer("T", 1, 5), case.integer("S", 1, 9))
-        return _softmax(case, built, case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0))))
+        return softmaxed(case, built, case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0))))
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
     weights: Tensor = case.bench.call(case.subject.weights, built.module, *tensors)
@@ -115,8 +112,8 @@ def a_common_shift_cancels(case: Case) -> None:
     grid = torch.randint(-8, 9, shape, generator=case.generator).to(case.bench.device)
     scores = grid.to(built.dtype) * step * case.choice("spread", (1, 4, 32) if step < 1 else (1,))
     case.close(
-        _softmax(case, built, scores + shift),
-        _softmax(case, built, scores),
+        softmaxed(case, built, scores + shift),
+        softmaxed(case, built, scores),
         f"adding {shift} to all scores changes the weights",
         bound=log_sum_exp_bound(scores + shift, built.dtype) + log_sum_exp_bound(scores, built.dtype),
         constants_allowed=True,
@@ -148,7 +145,7 @@ def extreme_scores_stay_finite(case: Case) -> None:
     scores[4] = large
     scores[5] = -large
     scores[4, 0], scores[5, 0] = large * 0.5, -large * 0.5
-    got = _softmax(case, built, scores)
+    got = softmaxed(case, built, scores)
     told = "extreme scores give NaN or infinity: the maximum is not subtracted"
     case.finite(got, told, cause=lambda: one_maximum_for_all(case, built))
     case.close(
@@ -183,7 +180,7 @@ def masked_scores_get_no_weight(case: Case) -> None:
     least = torch.tensor(torch.finfo(built.dtype).min, dtype=built.dtype)
     for name, value in (("-inf", -torch.inf), ("the smallest finite number", least), ("twice that", least + least)):
         filled = scores.masked_fill(masked, value)
-        got = _softmax(case, built, filled)
+        got = softmaxed(case, built, filled)
         case.exact(got[masked], torch.zeros_like(got[masked]), f"a score of {name} gets a weight other than 0")
         rest = scores.masked_fill(masked, -torch.inf)
         exact = softmax_oracle(rest).to(got.device)
@@ -195,7 +192,7 @@ def masked_scores_get_no_weight(case: Case) -> None:
             constants_allowed=True,
         )
     everything = torch.full((1, width), float(least), dtype=built.dtype, device=scores.device)
-    case.finite(_softmax(case, built, everything), "a row of the smallest finite number gives NaN")
+    case.finite(softmaxed(case, built, everything), "a row of the smallest finite number gives NaN")
     case.witness()
 
 
@@ -215,7 +212,7 @@ def other_axes_are_independent(case: Case) -> None:
     sizes = (2, 3, case.integer("S", 4, 7))
     dim = case.choice("dim", (-1, 0, 1, 2) if case.subject.accepts("dim") else (-1,))
     x = case.normal(*sizes, dtype=built.dtype, scale=2.0)
-    got = _softmax(case, built, x, dim)
+    got = softmaxed(case, built, x, dim)
     slices = x.movedim(dim, -1)
     exact = _each_alone(case, built, slices) if case.subject.fact("sink") else softmax_oracle(slices)
     exact = exact.movedim(-1, dim)
@@ -230,7 +227,7 @@ def other_axes_are_independent(case: Case) -> None:
     order = case.permutation("order", x.shape[dim])
     moved = torch.index_select(x, dim, torch.tensor(order, device=x.device))
     case.close(
-        _softmax(case, built, moved, dim),
+        softmaxed(case, built, moved, dim),
         torch.index_select(got, dim, torch.tensor(order, device=x.device)),
         "permuting along the axis does not permute the weights",
         bound=2 * bound.amax(),
@@ -240,14 +237,14 @@ def other_axes_are_independent(case: Case) -> None:
 
 def _each_alone(case: Case, built: Built, x: Tensor) -> Tensor:
     """Return what the subject makes of each slice `[S]` by itself: with a sink that is no plain softmax."""
-    rows = [_softmax(case, built, row[None, None].contiguous(), -1) for row in x.flatten(0, 1)]
+    rows = [softmaxed(case, built, row[None, None].contiguous(), -1) for row in x.flatten(0, 1)]
     return torch.cat(rows).view(x.shape)
 
 
 def _slip(case: Case, built: Built) -> str | None:
     """Try the usual slips on small scores, where nothing overflows."""
     x = torch.linspace(-1, 1, 5, dtype=built.dtype)[None]
-    got = _softmax(case, built, x).double()
+    got = softmaxed(case, built, x).double()
     for words, value in (
         ("it is the softmax of the softmax", x.double().softmax(-1).softmax(-1)),
         ("the scores come back: they are no weights at all", x.double()),
@@ -262,7 +259,7 @@ def _axis_cause(got: Tensor, x: Tensor, dim: int) -> str | None:
     for other in range(x.ndim):
         if other != dim % x.ndim and bool(torch.isclose(x.double().softmax(other), got.double(), atol=1e-3).all()):
             return f"the output is the softmax along axis {other}"
-    return None
+    return permuted_axes(got, x, dim)
 
 
 @holds(
@@ -281,7 +278,7 @@ def order_is_preserved(case: Case) -> None:
     width = case.integer("S", 3, 9)
     scores = torch.randint(-2, 3, (4, width), generator=case.generator).to(case.bench.device, built.dtype)
     scores[:, 0] = scores[:, 1]
-    got = _softmax(case, built, scores)
+    got = softmaxed(case, built, scores)
     bound = softmax_bound(scores, built.dtype)
     case.close(
         got[:, 0], got[:, 1], "equal scores get different weights", bound=2 * bound[:, 0], constants_allowed=True
@@ -294,7 +291,7 @@ def order_is_preserved(case: Case) -> None:
         got=f"{float(drop.amax()) if drop.numel() else 0:.3g}",
     )
     scores[:, 2] = 9
-    hard = _softmax(case, built, scores * 1000)
+    hard = softmaxed(case, built, scores * 1000)
     case.close(
         hard[:, 2],
         torch.ones_like(hard[:, 2]),
@@ -302,7 +299,7 @@ def order_is_preserved(case: Case) -> None:
         bound=4 * epsilon(built.dtype),
         constants_allowed=True,
     )
-    flat = _softmax(case, built, scores * 1e-4)
+    flat = softmaxed(case, built, scores * 1e-4)
     # |x| <= 9e-4 moves exp by at most 1e-3, so each weight lies within 2e-3 / S of uniform
     case.close(
         flat,
@@ -338,7 +335,7 @@ def long_rows_are_accurate_in_every_dtype(case: Case) -> None:
     scores = case.normal(2, width, dtype=dtype)
     scores[1] = 0.5
     try:
-        got = _softmax(case, built, scores)
+        got = softmaxed(case, built, scores)
     except SubjectError:
         case.reject(f"the subject does not take {name}")
     asks = ("half_precision", False) if dtype.itemsize < 4 else None

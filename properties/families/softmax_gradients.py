@@ -12,6 +12,7 @@ from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_axes import softmaxed
 
 
 @holds(
@@ -45,7 +46,7 @@ def the_jacobian_is_the_known_one(case: Case) -> None:
 
 def _compare(case: Case, built: Built, scores: Tensor, dim: int, otherwise: str) -> None:
     leaf = scores.detach().clone().requires_grad_()
-    weights = case.call(built, leaf, dim) if case.subject.accepts("dim") else case.call(built, leaf)
+    weights = softmaxed(case, built, leaf, dim)
     if not weights.requires_grad:
         case.reject("the subject gives no gradient")
     probe = case.normal(*scores.shape, dtype=built.dtype)

@@ -19,6 +19,7 @@ from veriformer.properties.diagnosis.lengths import wrong_lengths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_axes import softmaxed
 from veriformer.properties.families.softmax_fillers import other_maximum_cause, streamed_rows_cause
 
 LENGTHS = (10, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097)
@@ -143,10 +144,6 @@ def every_block_counts(case: Case) -> None:
     case.witness()
 
 
-def _call(case: Case, built: Built, scores: Tensor, dim: int = -1) -> Tensor:
-    return case.call(built, scores, dim) if case.subject.accepts("dim") else case.call(built, scores)
-
-
 def one_maximum_for_all(case: Case, built: Built) -> str | None:
     """Tell whether a row is wrong beside one of far larger scores and right alone: one maximum for all rows.
 
@@ -157,7 +154,7 @@ def one_maximum_for_all(case: Case, built: Built) -> str | None:
     small = torch.tensor([[0.0, 1.0, -1.0]], dtype=built.dtype)
     large = 1.2 * math.log(float(torch.finfo(built.dtype).max))
     right = small.double().softmax(-1)
-    alone, beside = _call(case, built, small), _call(case, built, torch.cat([small, small + large]))[:1]
+    alone, beside = softmaxed(case, built, small), softmaxed(case, built, torch.cat([small, small + large]))[:1]
     off = [float((x.cpu().double() - right).abs().nan_to_num(nan=1.0).amax()) for x in (alone, beside)]
     if off[0] < 1e-2 < off[1]:
         return "a row beside one of larger scores is wrong, and right alone: one maximum is subtracted from all rows"
@@ -188,7 +185,7 @@ def _weights(
     of = f"{len(rows)} rows" if not kinds else "rows"
     scores = rows.reshape(*others, width).movedim(-1, dim).contiguous()
     try:
-        got = _call(case, built, scores, dim)
+        got = softmaxed(case, built, scores, dim)
     except SubjectError:
         return False
     exact = softmax_oracle(rows)
@@ -235,7 +232,7 @@ def _gradient(case: Case, built: Built, rows: Tensor) -> None:
     leaf = rows.detach().clone().requires_grad_()
     probe = case.normal(*rows.shape, dtype=rows.dtype) + 2  # whose mean under any weights is far from 0
     try:
-        weights = _call(case, built, leaf)
+        weights = softmaxed(case, built, leaf)
         if not weights.requires_grad:
             return
         (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
@@ -271,7 +268,7 @@ def _gradient_in_half(case: Case, built: Built, dtype: torch.dtype) -> None:
     leaf = (case.normal(1, width, dtype=torch.float64) / 8).to(dtype).requires_grad_()
     probe = (3 - 2 * (torch.arange(width, device=leaf.device) % 2)).to(dtype)[None]
     try:
-        weights = _call(case, built, leaf)
+        weights = softmaxed(case, built, leaf)
         if not weights.requires_grad:
             return
         (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
@@ -304,7 +301,7 @@ def _longest(case: Case, built: Built) -> int:
             for width in (512, 1024):
                 scores = torch.zeros(1, width, dtype=built.dtype, device=case.bench.device)
                 with CostWatch() as watch:
-                    _call(case, built, scores)
+                    softmaxed(case, built, scores)
                 costs.append((watch.largest, watch.calls))
         (small, few), (large, many) = costs
         case.bench.measured[key] = 0 if large > 3 * small else LONGEST // 10 if many > few + _LOOP else LONGEST
@@ -321,7 +318,7 @@ def _worst_rows(case: Case, built: Built, dtype: torch.dtype, width: int, kinds:
     for peak, at in ((80.0, 0), (1e4, _BLOCK - 1)):
         rows = placed(ordinary, peak, at, kinds)
         exact = softmax_oracle(rows)
-        off = (_call(case, built, rows).detach().double() - exact).abs() / long_row_bound(rows, exact, dtype)
+        off = (softmaxed(case, built, rows).detach().double() - exact).abs() / long_row_bound(rows, exact, dtype)
         bad = ~(off <= 1).all(-1)
         found |= {kinds[row] for row in bad.nonzero().flatten().tolist()}
     return sorted(found)
@@ -330,7 +327,7 @@ def _worst_rows(case: Case, built: Built, dtype: torch.dtype, width: int, kinds:
 def _cause(case: Case, built: Built, dtype: torch.dtype, right: int, wrong: int, kinds: Sequence[int]) -> str | None:
     """Say from which length on the weights of rows along the last axis are wrong, and in which rows."""
     with off_the_record(case):
-        if told := hidden_block_cause(lambda x: _call(case, built, x), torch.zeros((), dtype=dtype)):
+        if told := hidden_block_cause(lambda x: softmaxed(case, built, x), torch.zeros((), dtype=dtype)):
             return told
         if told := streamed_rows_cause(case, built):
             return told
@@ -352,7 +349,7 @@ def _stuck(case: Case, built: Built, dtype: torch.dtype) -> str | None:
     """Read the sum of equal terms off their weights, and see whether twice as many give the same."""
     sums = []
     for width in (_IN_HALF[-1], 2 * _IN_HALF[-1]):
-        weights = _call(case, built, torch.zeros(1, width, dtype=dtype, device=case.bench.device))
+        weights = softmaxed(case, built, torch.zeros(1, width, dtype=dtype, device=case.bench.device))
         sums.append(1 / float(weights.detach().double().amax()))
     if sums[0] != sums[1] or sums[0] > 0.9 * _IN_HALF[-1]:
         return None
@@ -364,7 +361,7 @@ def _rows_cause(case: Case, built: Built, rows: Tensor, probe: Tensor | None = N
 
     def of(some: Tensor, along: Tensor | None) -> Tensor:
         leaf = some.detach().clone().requires_grad_(along is not None)
-        weights = _call(case, built, leaf)
+        weights = softmaxed(case, built, leaf)
         return weights if along is None else torch.autograd.grad((weights * along).sum(), leaf)[0]
 
     if probe is None and (told := other_maximum_cause(case, built)):
@@ -387,7 +384,7 @@ def _gradient_cause(case: Case, built: Built, dtype: torch.dtype, wrong: int) ->
         generator = torch.Generator().manual_seed(width)
         x, g = torch.randn(2, 1, width, generator=generator, dtype=torch.float64).to(case.bench.device, dtype)
         leaf, g = x.clone().requires_grad_(), g + 2
-        (got,) = torch.autograd.grad((_call(case, built, leaf) * g).sum(), leaf)
+        (got,) = torch.autograd.grad((softmaxed(case, built, leaf) * g).sum(), leaf)
         exact, wide = softmax_oracle(x), g.double()
         expected = exact * (wide - (exact * wide).sum(-1, keepdim=True))
         bound = 8 * (width + 16 + 2 * math.log(width)) * epsilon(dtype) * float(wide.abs().max())

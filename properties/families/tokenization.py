@@ -25,7 +25,7 @@ from veriformer.properties.definitions.segmentation import (
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.tokenizer_training import training_merges_the_most_frequent
+from veriformer.properties.families.tokenizer_training import encoded, training_merges_the_most_frequent
 from veriformer.properties.formulas.merging import merges_cause
 from veriformer.properties.formulas.pieces import pieces_cause
 
@@ -61,19 +61,6 @@ def _built(case: Case) -> Built:
     return case.built(dtype=torch.float32)
 
 
-def _encode(case: Case, built: Built, text: str) -> list[int]:
-    """Return the ids of a text.
-
-    Raises:
-        SubjectError: `forward` returned no list of integers.
-    """
-    output = case.ask("forward", text, built=built)
-    ids = output.tolist() if hasattr(output, "tolist") else output
-    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
-        raise SubjectError(f"forward returned {type(output).__name__}, where a list of token ids is required")
-    return ids if isinstance(ids, list) else case.apply(as_list, ids)
-
-
 def _text(case: Case) -> str:
     """Draw a text: any characters of Unicode, or one of the samples, or both."""
     sample = case.choice("sample", ("", *SAMPLES))
@@ -96,7 +83,7 @@ def decoding_gives_back_the_text(case: Case) -> None:
     surrogate pairs are no text.
     """
     built, text = _built(case), _text(case)
-    got = case.ask("decode", _encode(case, built, text), built=built)
+    got = case.ask("decode", encoded(case, built, text), built=built)
     case.equal(
         got, text, "decoding the ids gives another text",
         cause=lambda: (
@@ -129,7 +116,7 @@ def _kept(case: Case, text: str) -> str | None:
     with off_the_record(case):
         for one in (text, "ab cd", "a b"):
             new = case.bench.pool.fresh(case.config(), torch.float32)
-            runs = [str(case.ask("decode", _encode(case, new, one), built=new)) for _ in range(2)]
+            runs = [str(case.ask("decode", encoded(case, new, one), built=new)) for _ in range(2)]
             if runs[0] == one != runs[1]:
                 return (
                     f"a new tokenizer is right for {one[:40]!r} the first time, and not when it is given that again: "
@@ -145,7 +132,7 @@ def _one_by_one(case: Case, built: Built, text: str, got: str) -> str | None:
     if "\ufffd" not in got or "\ufffd" in text:
         return None
     with off_the_record(case):
-        ids = _encode(case, built, text)
+        ids = encoded(case, built, text)
         alone = [str(case.ask("decode", [one], built=built)) for one in ids]
     if len(ids) < 2 or "".join(alone) != got:
         return None
@@ -163,7 +150,7 @@ def _lost(case: Case, built: Built, text: str, got: str) -> str | None:
     told = f"missing: {shown[0]}{replaced}" if missing else f"added: {shown[1]}" if added else "characters were moved"
     with off_the_record(case):
         back = {
-            words: str(case.ask("decode", _encode(case, built, piece), built=built)) for words, piece in _PIECES.items()
+            words: str(case.ask("decode", encoded(case, built, piece), built=built)) for words, piece in _PIECES.items()
         }
     lost = [words for words, piece in _PIECES.items() if back[words] != piece]
     kept = [words for words in _PIECES if words not in lost]
@@ -189,9 +176,9 @@ def _lost(case: Case, built: Built, text: str, got: str) -> str | None:
 def the_same_text_gives_the_same_ids(case: Case) -> None:
     """Caches of words and sampled segmentations (BPE dropout, unigram sampling) left on are what breaks it."""
     built, text, other = _built(case), _text(case), case.text("other")
-    first = _encode(case, built, text)
-    between = _encode(case, built, other)
-    again = _encode(case, built, text)
+    first = encoded(case, built, text)
+    between = encoded(case, built, other)
+    again = encoded(case, built, text)
     case.equal(again, first, "the same text gives other ids the second time")
     if text != other and case.subject.fact("reversible"):
         case.require(
@@ -216,7 +203,7 @@ def bytes_are_never_unknown(case: Case) -> None:
     built, text = _built(case), _text(case)
     unknown = case.subject.fact("unknown_id")
     for part in (text, *dict.fromkeys(text)):
-        ids = _encode(case, built, part)
+        ids = encoded(case, built, part)
         case.require(case.apply(is_without, ids, unknown), "a text has an unknown token", got=repr(part)[:80])
         case.require(case.apply(differ, ids, []) if part else True, "a text has no token at all", got=repr(part)[:80])
     case.witness()
@@ -237,8 +224,8 @@ def special_tokens_are_never_cut(case: Case) -> None:
     specials: Mapping[str, int] = case.subject.fact("specials")
     special = case.choice("special", tuple(specials))
     before, after = case.text("before", "ab ", 6), case.text("after", "ab ", 6)
-    without = _encode(case, built, before + after)
-    having = _encode(case, built, before + special + after)
+    without = encoded(case, built, before + after)
+    having = encoded(case, built, before + special + after)
     wanted = specials[special]
     more = case.apply(times_more, wanted, having, without)
     case.equal(
@@ -249,7 +236,7 @@ def special_tokens_are_never_cut(case: Case) -> None:
         expected="once more",
     )
     almost = special[:-1]
-    cut = _encode(case, built, before + almost + after)
+    cut = encoded(case, built, before + almost + after)
     case.equal(
         0 if almost in specials else case.apply(times_more, wanted, cut, without),
         0,
@@ -296,9 +283,9 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     unknown = case.subject.fact("unknown_id", -1)
     expected = case.apply(merged_ids, _segments(case, built, text), merges, vocabulary, unknown)
     case.equal(
-        _encode(case, built, text), expected, f"the ids are not those of the merges in order for {text!r}"[:150],
+        encoded(case, built, text), expected, f"the ids are not those of the merges in order for {text!r}"[:150],
         cause=lambda: merges_cause(
-            lambda t: _encode(case, built, t), lambda t: _segments(case, built, t), vocabulary, merges, unknown
+            lambda t: encoded(case, built, t), lambda t: _segments(case, built, t), vocabulary, merges, unknown
         ),
     )  # fmt: skip
     training_merges_the_most_frequent(case)
@@ -333,7 +320,7 @@ def the_longest_piece_is_taken(case: Case) -> None:
     text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!"))
     unknown = int(case.subject.fact("unknown_id"))
     expected = case.apply(longest_pieces, _segments(case, built, text), vocabulary, unknown)
-    case.equal(_encode(case, built, text), expected, f"the ids are not those of the longest pieces for {text!r}"[:150])
+    case.equal(encoded(case, built, text), expected, f"the ids are not those of the longest pieces for {text!r}"[:150])
     case.witness()
 
 
@@ -356,7 +343,7 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
     longest = case.choice("longest", ("", known[-1], *starts[-1:]))  # what a limit one too small leaves out
     parts = [longest] if longest else [case.choice("part", known) for _ in range(case.integer("parts", 1, 4))]
     text = "".join(parts)[: 2 * LONGEST if longest else LONGEST]
-    ids = _encode(case, built, text)
+    ids = encoded(case, built, text)
     got, best = case.apply(probabilities, ids, _segments(case, built, text), vocabulary, scores)
     case.require(
         got >= best - 1e-5 * best.abs().clamp(min=1.0),
@@ -371,5 +358,5 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
 def _cut_by(case: Case, built: Built, vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> str | None:
     with off_the_record(case):
         return pieces_cause(
-            lambda text: _encode(case, built, text), lambda text: _segments(case, built, text), vocabulary, scores
+            lambda text: encoded(case, built, text), lambda text: _segments(case, built, text), vocabulary, scores
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.segmentation import as_pairs, listed, rare_merge
+from veriformer.properties.definitions.segmentation import as_dict, as_list, as_pairs, listed, merged_ids, rare_merge
 from veriformer.properties.engine.case import Case
 from veriformer.properties.formulas.merging import counts_cause
 
@@ -22,6 +23,19 @@ _TELLING = tuple(
     )
 )
 """Texts of which stale counts of each sort learn other merges."""
+
+
+def encoded(case: Case, built: Built, text: str) -> list[int]:
+    """Return the ids of a text.
+
+    Raises:
+        SubjectError: `forward` returned no list of integers.
+    """
+    output = case.ask("forward", text, built=built)
+    ids = output.tolist() if hasattr(output, "tolist") else output
+    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) for i in ids):
+        raise SubjectError(f"forward returned {type(output).__name__}, where a list of token ids is required")
+    return ids if isinstance(ids, list) else case.apply(as_list, ids)
 
 
 def training_merges_the_most_frequent(case: Case) -> None:
@@ -47,7 +61,8 @@ def _of_frequent_words(case: Case) -> str:
 
 
 def _judge(case: Case, corpus: str, size: int) -> None:
-    words, merges = _learnt(case, corpus, size)
+    first = encoded(case, case.built(dtype=torch.float32), corpus)  # the words that another one learns from
+    words, merges, model = _learnt(case, corpus, size)
     wrong = case.apply(rare_merge, words, merges)
     number, pair, occurs, most, better = wrong or (0, (), 0, 0, "none")
     case.equal(
@@ -58,15 +73,31 @@ def _judge(case: Case, corpus: str, size: int) -> None:
         expected=f"a pair that occurs {most} times, as {better}",
         cause=lambda: _cause(case),
     )
+    vocabulary = case.apply(as_dict, case.ask("vocabulary", built=model))
+    case.equal(
+        encoded(case, model, corpus),
+        case.apply(merged_ids, words, merges, vocabulary, case.subject.fact("unknown_id", -1)),
+        f"a tokenizer that was trained on {corpus!r} does not encode it by the merges that it learnt"[:150],
+        cause=lambda: _of_the_first(encoded(case, model, corpus), first),
+    )
 
 
-def _learnt(case: Case, corpus: str, size: int) -> tuple[list[list[str]], list[tuple[str, ...]]]:
+def _of_the_first(ids: list[int], first: list[int]) -> str | None:
+    return (
+        "the ids are those that another tokenizer, with other merges, gave for these words: what is kept of words (a cache "
+        "on the class, or of the module) is shared by all tokenizers"
+        if ids == first
+        else None
+    )
+
+
+def _learnt(case: Case, corpus: str, size: int) -> tuple[list[list[str]], list[tuple[str, ...]], Built]:
     trained = case.ask("train", [corpus], size)
     model = Built(trained, case.config(), torch.float32, is_fresh=False)
     merges = case.apply(as_pairs, case.ask("merges", built=model))
-    return case.apply(listed, case.ask("words", corpus, built=model)), merges
+    return case.apply(listed, case.ask("words", corpus, built=model)), merges, model
 
 
 def _cause(case: Case) -> str | None:
     with off_the_record(case):
-        return counts_cause(_learnt(case, corpus, _SIZE + 20) for corpus in _TELLING)
+        return counts_cause(_learnt(case, corpus, _SIZE + 20)[:2] for corpus in _TELLING)

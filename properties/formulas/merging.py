@@ -114,6 +114,32 @@ def _longest_pieces(symbols: list[str], ranks: Ranks) -> list[str]:
     return found
 
 
+def _looked_at(beside: Sequence[int]) -> Rule:
+    """Return a rule that takes pairs off a queue, and puts there what a merge makes with these neighbours alone."""
+
+    def rule(symbols: list[str], ranks: Ranks) -> list[str]:
+        row: list[str | None] = list(symbols)
+        queue = [(ranks[pair], at, *pair) for at, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
+        while queue:
+            first = min(queue)
+            queue.remove(first)
+            _, at, left, right = first
+            behind = next((n for n in range(at + 1, len(row)) if row[n] is not None), None)
+            if behind is None or (row[at], row[behind]) != (left, right):
+                continue  # one of the two was merged since
+            row[at], row[behind] = left + right, None
+            places = [n for n, symbol in enumerate(row) if symbol is not None]
+            here = places.index(at)
+            for begin in (here + step for step in beside):
+                if 0 <= begin < len(places) - 1:
+                    one, other = row[places[begin]], row[places[begin + 1]]
+                    if one and other and (one, other) in ranks:
+                        queue.append((ranks[one, other], places[begin], one, other))
+        return [symbol for symbol in row if symbol is not None]
+
+    return rule
+
+
 _RULES: Iterable[tuple[str, Rule]] = (
     ("the leftmost pair that has a merge is joined first, not the one that was learnt first",
      _applied(lambda known: min(known, key=lambda one: one[1]))),
@@ -127,6 +153,11 @@ _RULES: Iterable[tuple[str, Rule]] = (
     ("of equal pairs in a row the last is joined first, not the first",
      _applied(lambda known: min(known, key=lambda one: (one[0], -one[1])))),
     ("each merge joins one place of a word alone, others of the same pair are left", _once),
+    ("after a merge only the pair with the right neighbour is looked at: that with the left one is never joined",
+     _looked_at((0,))),
+    ("after a merge only the pair with the left neighbour is looked at: that with the right one is never joined",
+     _looked_at((-1,))),
+    ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", _looked_at(())),
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip

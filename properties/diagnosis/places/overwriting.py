@@ -16,6 +16,8 @@ from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 
 _INTEGERS = (torch.int64, torch.int32)
+_OF_NO_VALUES = ("__get__", "size", "dim", "numel", "new_zeros", "new_empty", "is_floating_point", "__len__")
+"""Calls that read a tensor's shape, dtype or device alone."""
 
 
 class _Writes(TorchFunctionMode):
@@ -42,7 +44,8 @@ class _Writes(TorchFunctionMode):
         base, axis = (args[0], args[1] if name.startswith("index_copy") else 0) if args else (None, 0)
         rows = index if name.startswith("index_copy") else _rows_of(name, args)
         if rows is None or not isinstance(axis, int):
-            self._written.pop(id(base), None)  # it is read, or made anew
+            if name not in _OF_NO_VALUES:
+                self._written.pop(id(base), None)  # it is read, or made anew
             return func(*args, **given)
         at = line_of_code()
         out = func(*args, **given)

@@ -127,7 +127,8 @@ def in_chunks(loss: Loss, formula: Loss, length: int, vocabulary: int, dtype: to
         spans = [(a, b) for a in range(0, length, size) if (b := min(a + size, length)) - a > shift]
         counts, means = [b - a - shift for a, b in spans], means_of(spans)
         whole = sum(m * n for m, n in zip(means, counts, strict=True))
-        if shift and min(abs(value - whole / sum(counts)), abs(value - sum(means) / len(means))) <= bound:
+        taken = (whole / sum(counts), sum(means) / len(means), whole / (length - shift))
+        if shift and min(abs(value - one) for one in taken) <= bound:
             return (
                 f"the labels are moved inside each chunk of {size} tokens: the first label of every later chunk is "
                 "scored by no row"

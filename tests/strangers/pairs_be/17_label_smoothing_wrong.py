@@ -1,0 +1,34 @@
+WHAT = "the smoothed part is not zeroed where the label is to be ignored: ignored positions are pulled to the uniform distribution and count in the sum, though not in the number it is divided by: line 19."
+"""fairseq's label_smoothed_cross_entropy, averaged over the labels that count."""
+
+import torch
+
+from veriformer.properties import Subject
+
+EPSILON = 0.1
+IGNORE = -100
+
+
+def label_smoothed_nll_loss(lprobs, target, epsilon, ignore_index):
+    target = target.unsqueeze(-1)
+    pad_mask = target.eq(ignore_index)
+    nll_loss = -lprobs.gather(dim=-1, index=target.masked_fill(pad_mask, 0))
+    smooth_loss = -lprobs.sum(dim=-1, keepdim=True)
+    nll_loss = nll_loss.masked_fill(pad_mask, 0.0)
+    eps_i = epsilon / lprobs.size(-1)
+    loss = (1.0 - epsilon) * nll_loss.sum() + eps_i * smooth_loss.sum()
+    sample_size = (~pad_mask).sum().clamp(min=1)
+    return loss / sample_size
+
+
+def criterion(model, logits, labels):
+    lprobs = torch.log_softmax(logits, dim=-1)
+    return label_smoothed_nll_loss(lprobs.flatten(0, 1), labels.flatten(), EPSILON, IGNORE)
+
+
+subject = Subject(
+    kind="loss",
+    name="label-smoothed cross-entropy",
+    forward=criterion,
+    declares={"label_smoothing": EPSILON, "ignore_index": IGNORE, "empty_loss": "zero"},
+)
