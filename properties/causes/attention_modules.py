@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,6 +61,11 @@ def module_cause(
     return _convention(case, built, got, x, memory)
 
 
+_OTHERS = {
+    "k_bias": "the keys' bias", "q_bias": "the queries' bias", "k": "the keys' weights", "q": "the queries' weights",
+}  # fmt: skip
+
+
 def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor) -> str | None:
     """Tell normalised queries and sinks by what becomes of a copy whose projections are changed."""
     inputs = (x,) if memory is x else (x, memory)
@@ -84,15 +90,20 @@ def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor
         parts["o"].copy_(torch.eye(len(parts["o"]), parts["o"].shape[1]).to(parts["o"]))
         parts["o_bias"].zero_()
 
-    def without_values(parts: dict[str, Tensor]) -> None:
-        for name in ("v", "v_bias", "o_bias"):
+    def without(parts: dict[str, Tensor], other: str = "") -> None:
+        for name in ("v", "v_bias", "o_bias", other):
             if name in parts:
                 parts[name].zero_()
 
-    rest = changed(without_values)
+    rest = changed(without)
     if rest.shape == x.shape and worst_difference(rest, x, size_of(x)).error <= case.tolerance():
         return "with the value projection set to zero the input comes out: the module adds its input to its output"
     if bool((rest.abs() > case.tolerance() * size_of(got)).any()):
+        for name, words in _OTHERS.items():
+            alone = changed(partial(without, other=name))
+            if not bool((alone.abs() > case.tolerance() * size_of(got)).any()):
+                own = "bias" if "bias" in name else "weights"
+                return f"what is projected as values takes {words}, not the values' own {own}"
         return (
             "with the value projection set to zero an output remains: values are taken from other rows than its own "
             "(is a fused projection cut in another order?)"

@@ -267,7 +267,9 @@ def mixed_cause(module: nn.Module, names: Iterable[str], groups: Iterable[dict[s
     for group in groups:
         members = [p for p in group["params"] if id(p) in known]
         if members and all(p.ndim < 2 for p in members):
-            return None  # vectors have groups of their own
+            owners = {known[id(p)].rpartition(".")[0] for p in members}
+            if any(p.ndim > 1 and name.rpartition(".")[0] in owners for name, p in module.named_parameters()):
+                return None  # biases stand in other groups than their matrices
         if not wrong & {known[id(p)] for p in members}:
             continue
         if len({p.ndim > 1 for p in members}) == 1 or (members[0].ndim > 1) != (group.get("weight_decay", 0.0) > 0):
@@ -278,9 +280,9 @@ def mixed_cause(module: nn.Module, names: Iterable[str], groups: Iterable[dict[s
     held = [name for members in mixed for name in members]
     shown = f"{mixed[0][0]} with {', '.join(name for name in mixed[0] if name in wrong)[:80]}"
     return (
-        f"matrices and vectors stand together in {len(mixed)} groups of {len(held)} parameters in all ({shown}), each of "
-        "which decays as its first parameter should: groups are formed by something else (the layer, say), and whether a "
-        "parameter decays is not part of what tells them apart"
+        f"matrices and vectors stand together in {len(mixed)} groups of {len(held)} parameters in all ({shown}), each "
+        "of which decays as its first parameter should: groups are formed by something else (the layer, say), and "
+        "whether a parameter decays is not part of what tells them apart"
     )
 
 

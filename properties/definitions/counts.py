@@ -118,6 +118,8 @@ def _stack(subject: Subject, config: DrawnConfig, attention: int, feed_forward: 
     }
     found.append(Component("position table", tables.get(str(subject.fact("positions")), 0), stacks))
     if subject.takes_tokens:
+        if subject.fact("norm_placement") == "post":  # BERT and BART norm what is embedded, too
+            found.append(Component("norm of the embeddings", norm, stacks, optional=True))
         tied = bool(subject.fact("tied", False))
         found.append(Component("token embedding", config.vocab_size * d))
         if pair:  # one table for both, as Vaswani et al. have it, or one of its own for the source

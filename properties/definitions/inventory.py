@@ -51,8 +51,9 @@ def inventory(module: nn.Module, subject: Subject, config: DrawnConfig, left_out
     for name, parameter in module.named_parameters():
         if name in without:
             continue
-        sort = sort_of(tuple(parameter.shape), subject, config)
-        if id(parameter) in tables and sort != TABLE:
+        is_table = id(parameter) in tables
+        sort = sort_of(tuple(parameter.shape), subject, config, is_table=is_table)
+        if is_table and sort != TABLE:
             sort = OTHER
         found.volumes[sort] = found.volumes.get(sort, 0) + parameter.numel()
         if sort == OTHER:
@@ -60,8 +61,10 @@ def inventory(module: nn.Module, subject: Subject, config: DrawnConfig, left_out
     return found
 
 
-def sort_of(shape: tuple[int, ...], subject: Subject, config: DrawnConfig) -> str:
+def sort_of(shape: tuple[int, ...], subject: Subject, config: DrawnConfig, *, is_table: bool = False) -> str:
     """Return what a parameter of this shape is in a textbook's model of these sizes; OTHER where it is nothing there.
+
+    A table is one before it is anything else: it may have as many rows as a feed-forward network has units.
 
     >>> sort_of((24, 8), Subject(kind="layer", build=print), DrawnConfig(d_model=8, num_heads=2, d_ff=20))
     'attention'
@@ -80,6 +83,8 @@ def sort_of(shape: tuple[int, ...], subject: Subject, config: DrawnConfig) -> st
     rows |= {int(subject.fact("extra_tokens", 0) or 0)} - {0}
     vectors = {width, *attention, *inner, config.vocab_size, config.num_classes}
     stacked = {1, config.num_layers} if is_whole else {1}  # the weights of all layers in one tensor
+    if is_table and rows & {*_beside(sizes, width)}:
+        return TABLE
     for rest in _beside(sizes, width):
         for times in stacked:
             if rest % times == 0 and rest // times in inner:

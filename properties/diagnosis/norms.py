@@ -74,10 +74,12 @@ def lanes_cause(case: Case) -> str | None:
                 return None
             counts[width] = int(more.mean().round())
     size = next((n for n in range(2, 129) if all(many == -width % n for width, many in counts.items())), None)
-    if size is None or not any(counts.values()):
+    is_power = all(width + many == 1 << (width - 1).bit_length() for width, many in counts.items())
+    if not any(counts.values()) or not (size or is_power):
         return None
+    to = f"a multiple of {size}" if size else "the next power of two"
     return (
-        f"rows are filled up with zeros to a multiple of {size}, and in the variance these are not hidden once the "
+        f"rows are filled up with zeros to {to}, and in the variance these are not hidden once the "
         "mean is subtracted: each of them adds the square of the mean"
     )
 

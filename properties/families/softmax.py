@@ -13,9 +13,9 @@ from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.softmax_axes import permuted_axes, softmaxed
 from veriformer.properties.families.softmax_fillers import filled_cause, other_maximum_cause, streamed_rows_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
-from veriformer.properties.families.softmax_axes import permuted_axes, softmaxed
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 

@@ -37,7 +37,7 @@ def permuted_axes(weights: Tensor, scores: Tensor, dim: int) -> str | None:
         if float((weights.detach().double() - other).abs().nan_to_num(nan=1.0).amax()) < 1e-2:
             axes = ", ".join(map(str, order))
             return (
-                f"the weights along axis {dim} are right, and their axes come out in the order {axes}: an axis that was "
-                "moved to the end is not moved back to its place (two axes exchanged, say)"
+                f"the weights along axis {dim} are right, and their axes come out in the order {axes}: an axis that "
+                "was moved to the end is not moved back to its place (two axes exchanged, say)"
             )
     return None

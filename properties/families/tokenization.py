@@ -7,12 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
-from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.segmentation import (
     as_dict,
-    as_list,
     as_pairs,
     differ,
     is_without,

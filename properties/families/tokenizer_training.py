@@ -84,8 +84,8 @@ def _judge(case: Case, corpus: str, size: int) -> None:
 
 def _of_the_first(ids: list[int], first: list[int]) -> str | None:
     return (
-        "the ids are those that another tokenizer, with other merges, gave for these words: what is kept of words (a cache "
-        "on the class, or of the module) is shared by all tokenizers"
+        "the ids are those that another tokenizer, with other merges, gave for these words: what is kept of words (a "
+        "cache on the class, or of the module) is shared by all tokenizers"
         if ids == first
         else None
     )

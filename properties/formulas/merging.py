@@ -85,6 +85,7 @@ def _applied(choose: Callable[[list[tuple[int, int, int]]], tuple[int, int, int]
 
 
 _first_learnt = _applied(lambda known: min(known))
+"""What is right: of all pairs the one that was learnt first, and of its places the first."""
 
 
 def _once(symbols: list[str], ranks: Ranks) -> list[str]:
@@ -114,7 +115,7 @@ def _longest_pieces(symbols: list[str], ranks: Ranks) -> list[str]:
     return found
 
 
-def _looked_at(beside: Sequence[int]) -> Rule:
+def looked_at(beside: Sequence[int]) -> Rule:
     """Return a rule that takes pairs off a queue, and puts there what a merge makes with these neighbours alone."""
 
     def rule(symbols: list[str], ranks: Ranks) -> list[str]:
@@ -154,10 +155,10 @@ _RULES: Iterable[tuple[str, Rule]] = (
      _applied(lambda known: min(known, key=lambda one: (one[0], -one[1])))),
     ("each merge joins one place of a word alone, others of the same pair are left", _once),
     ("after a merge only the pair with the right neighbour is looked at: that with the left one is never joined",
-     _looked_at((0,))),
+     looked_at((0,))),
     ("after a merge only the pair with the left neighbour is looked at: that with the right one is never joined",
-     _looked_at((-1,))),
-    ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", _looked_at(())),
+     looked_at((-1,))),
+    ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", looked_at(())),
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip
