@@ -10,6 +10,7 @@ from veriformer.properties.adapters.recognising import as_subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.extending import load_installed
 from veriformer.properties.judging.catalogue import select
+from veriformer.properties.judging.garbage import collecting_seldom
 from veriformer.properties.judging.run import run
 from veriformer.properties.judging.showing import progress
 from veriformer.properties.known.applying import apply_deviations
@@ -62,7 +63,7 @@ def check(
     known = read_deviations(None if deviations is None else Path(deviations))
     settings = Settings(profile=profile, seed=seed, device=device or subject.device, named=tuple(only))
     properties = select(only, exclude, level)
-    with at_home(subject.target), progress(len(properties)) as (on_result, on_plan):
+    with at_home(subject.target), collecting_seldom(), progress(len(properties)) as (on_result, on_plan):
         report = run([subject], properties, settings, on_result, on_plan)
     apply_deviations(report, known)
     return report
