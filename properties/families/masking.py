@@ -19,6 +19,7 @@ FALSE_ALARM = 1e-9
 
 ROWS, LENGTH = 128, 512
 """Tokens enough to tell 15 % from the 13.9 % of draws with replacement, by seven standard deviations."""
+_ALIKE = "the same places are hidden in every sample: they are drawn once for a batch"
 _APART = 1_000_003
 """Between the seeds of what is masked and of the masking: of one seed both would draw the same numbers."""
 
@@ -137,7 +138,7 @@ def _rows_are_drawn_apart(case: Case, chosen: Tensor, special: Tensor, probabili
     _count(
         case, "places chosen in two samples at once", both.sum(), int(ordinary.sum()), probability**2,
         slack=0.1 * probability**2,  # of the share itself, which is known up to its own interval
-        cause=lambda: "the same places are hidden in every sample: they are drawn once for a batch" if shared else None,
+        cause=lambda: _ALIKE if shared else None,
     )  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def _same_places(chosen: Tensor, special: Tensor) -> str | None:
     ordinary = ~special[::2] & ~special[1::2]
     if bool((chosen[::2] ^ chosen[1::2])[ordinary].any()):
         return None
-    return "the same places are hidden in every sample: they are drawn once for a batch"
+    return _ALIKE
 
 
 def _masked(case: Case, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,12 @@ class _Terms:
         self.log_p = self.logits.log_softmax(-1)
         self.nll = -self.log_p.gather(-1, self.labels.clamp(min=0)[..., None])[..., 0]
         self.smooth = -self.log_p.mean(-1)
+        self.log_z = self.logits.logsumexp(-1).square()
         self.counted = max(int(self.real.sum()), 1)
+
+    def each(self, eps: float, z: float = 0.0) -> Tensor:
+        """Return the loss of each position, smoothed by `eps`, with a z-loss."""
+        return (1 - eps) * self.nll + eps * self.smooth + z * self.log_z
 
     def sum(self, terms: Tensor) -> Tensor:
         """Return the sum over what is counted."""
@@ -38,15 +43,13 @@ def _formulas(
 ) -> Iterator[tuple[str, Tensor]]:
     t = _Terms(logits, labels, ignore, shift)
     n, size, width = t.counted, t.labels.numel(), logits.shape[-1]
-    log_z = t.logits.logsumexp(-1).square()
-    terms = (1 - eps) * t.nll + eps * t.smooth + z * log_z
+    log_z, terms = t.log_z, t.each(eps, z)
     whole = t.sum(terms)
     yield "", whole / n
     yield "the losses are summed, not averaged", whole
     if n != size:
         yield "the sum is divided by all positions, not by those counted", whole / size
-        label = (1 - eps) * t.nll + eps * t.smooth + z * log_z
-        yield f"the ignored label {ignore} is counted, as if it were label 0", label.mean()
+        yield f"the ignored label {ignore} is counted, as if it were label 0", terms.mean()
     if t.before not in (n, size):
         yield "the sum is divided by the number of labels before the shift", whole / t.before
     yield "the sum is divided by the number of samples, not of counted positions", whole / len(labels)
@@ -61,33 +64,31 @@ def _formulas(
     yield "the sign is turned: the log likelihood is not negated", -whole / n
     p = t.logits.softmax(-1)
     again = _Terms(torch.cat([p, p[:, :1].expand(-1, shift, -1)], 1) if shift else p, labels, ignore, shift)
-    twice = again.sum((1 - eps) * again.nll + eps * again.smooth + z * again.logits.logsumexp(-1).square())
+    twice = again.sum(again.each(eps, z))
     yield "log_softmax is applied to probabilities", twice / n
     yield "the probability stands in place of its logarithm", t.sum(-((-t.nll).exp())) / n
     if z:
-        yield from _z_losses(t, (1 - eps) * t.nll + eps * t.smooth, z)
+        yield from _z_losses(t, t.each(eps), z)
     if eps:
         yield from _smoothings(t, eps, z * t.sum(log_z) / n, width)
     for other in {0, 1, 2} - {shift}:
         if logits.shape[1] > other:
             moved = _Terms(logits, labels, ignore, other)
-            total = moved.sum((1 - eps) * moved.nll + eps * moved.smooth + z * moved.logits.logsumexp(-1).square())
+            total = moved.sum(moved.each(eps, z))
             words = ("the labels are not moved", "the labels are moved by one", "the labels are moved twice")[other]
             yield words, total / moved.counted
     for words, each in sharded(t.logits, t.labels.clamp(min=0), eps):
         yield words, t.sum(each + z * log_z) / n
     if shift and len(labels) > 1:
         flat = _Terms(logits.flatten(0, 1)[None], labels.flatten()[None], ignore, shift)
-        total = flat.sum((1 - eps) * flat.nll + eps * flat.smooth + z * flat.logits.logsumexp(-1).square())
+        total = flat.sum(flat.each(eps, z))
         yield (
             "the labels are moved after samples were joined: the last position of each is to predict the first token "
             "of the next one",
             total / flat.counted,
         )
     backwards = _Terms(logits[:, 1:], labels[:, :-1], ignore, 0)
-    total = backwards.sum(
-        (1 - eps) * backwards.nll + eps * backwards.smooth + z * backwards.logits.logsumexp(-1).square()
-    )
+    total = backwards.sum(backwards.each(eps, z))
     yield (
         "the labels are moved the wrong way: each position is to predict the token before it",
         total / backwards.counted,
