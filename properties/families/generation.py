@@ -33,6 +33,8 @@ _UNDERFLOWS = 80.0
 _MANY = 6
 """Samples among which one threshold for all is looked for."""
 _STEPS = 16
+_PROMPTS = 8
+"""Of which the two are taken that are gone on from in most words."""
 
 
 @holds(
@@ -61,6 +63,7 @@ def generation_does_not_depend_on_the_cache(case: Case) -> None:
     tokens, steps = case.tokens(2, case.integer("T", 2, 4)), case.integer("steps", 2, 5)
     if case.walks_all_paths:  # what is drafted and taken back, or kept in blocks, shows in longer texts
         steps = min(_STEPS, (longest_of(case, built) or _STEPS) - tokens.shape[1])
+        built, tokens = _telling(case, built, case.tokens(_PROMPTS, tokens.shape[1]), steps)
     is_plain = False
     for manner in _MANNERS:
         got, rows = generated(case, built, tokens, steps, use_cache=manner != "without the cache")
@@ -71,6 +74,28 @@ def generation_does_not_depend_on_the_cache(case: Case) -> None:
     if case.walks_all_paths:
         judge_beyond(case, built)
     case.witness()
+
+
+def _telling(case: Case, built: Built, tokens: Tensor, steps: int) -> tuple[Built, Tensor]:
+    """Return a model and two prompts that it goes on from in many words: in a text of one word all drafts are right.
+
+    Args:
+        case: of the property.
+        built: with weights drawn anew; with those of its own initialisation it may say more.
+        tokens: prompts `[B, T]`.
+        steps: to go on.
+    """
+    raw = case.built(dtype=built.dtype, raw=True)
+    found = []
+    with off_the_record(case), torch.no_grad():
+        for number, model in enumerate((built, raw)):
+            text = tokens
+            for _ in range(steps):
+                text = torch.cat([text, case.call(model, text)[:, -1:].argmax(-1)], 1)
+            found += [(len(set(row[tokens.shape[1] :])), -number, row) for row in text.tolist()]
+    number = -max(found)[1]
+    best = sorted((n for n in range(len(tokens))), key=lambda n: -found[number * len(tokens) + n][0])[:2]
+    return (built, raw)[number], tokens[best]
 
 
 def _judge_logits(case: Case, built: Built, got: Tensor, given: Tensor, manner: str) -> bool:
