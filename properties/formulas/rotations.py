@@ -88,10 +88,12 @@ def _matrix(case: Case, built: Built, position: int, index: int | None = None) -
 
 
 def _index_for_position(case: Case, built: Built) -> str | None:
-    """Whether the place in the sequence is used and the given position is not."""
+    """Whether the place in the sequence is used and not the given position, or the positions of the last call are."""
     width, heads = built.config.d_head, built.config.num_heads
     x = torch.randn(1, heads, 1, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     x = x.expand(1, heads, 6, width).contiguous().to(case.bench.device, built.dtype)
+    if told := _kept_angles(case, built, x):
+        return told
     same = case.call(built, x, torch.full((6,), 3, device=x.device)).detach()
     moved = case.call(built, x, torch.arange(6, device=x.device) + 4).detach()
     spread = float((same - same[:, :, :1]).abs().max())
@@ -103,6 +105,24 @@ def _index_for_position(case: Case, built: Built) -> str | None:
             else "tokens at one and the same position turn by different angles: the index in the sequence enters too"
         )
     return None
+
+
+def _kept_angles(case: Case, built: Built, x: Tensor) -> str | None:
+    """Say that a call turns by the angles of the call before, where those of a new model are other ones."""
+    if case.subject.build is None:
+        return None
+    first, second = (case.bench.pool.fresh(built.config, x.dtype) for _ in range(2))
+    low, high = (torch.arange(6, device=x.device) + start for start in (0, 9))
+    before, alone = (case.call(model, x, at).detach() for model, at in ((first, low), (second, high)))
+    after = case.call(first, x, high).detach()
+    if torch.equal(before, alone) or not torch.equal(before, after):
+        return None
+    case.call(first, x[:, :, :5], low[:5])
+    renewed = torch.equal(case.call(first, x, high).detach(), alone)
+    when = "; it is made anew where their number has changed" if renewed else ""
+    return (
+        f"other positions of as many tokens are turned by the angles of the call before: a table is kept of them{when}"
+    )
 
 
 def _shrinks(case: Case, built: Built) -> str | None:
