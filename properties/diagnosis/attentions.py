@@ -40,6 +40,28 @@ class Attended:
     value: Tensor
 
 
+class _Axes(TorchFunctionMode):
+    """Notes along which axes softmax is taken, counted from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__name__", "") == "softmax" and args:
+            dim = given.get("dim", args[1] if len(args) > 1 else None)
+            self.seen.add(0 if dim is None else int(dim) if dim < 0 else int(dim) - args[0].ndim)
+        return func(*args, **given)
+
+
+def softmax_axes(run: Callable[[], object]) -> set[int]:
+    """Return along which axes, counted from the end, softmax is taken in a call; 0 stands for one that is not said."""
+    with torch.no_grad(), _Axes() as axes:
+        run()
+    return axes.seen
+
+
 class AttentionWatch(TorchFunctionMode):
     """Notes every attention that is computed while it is entered.
 

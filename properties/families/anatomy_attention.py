@@ -148,7 +148,7 @@ def weights_are_normalised_over_keys(case: Case) -> None:
             expected="1",
             error=(sums - 1).abs().amax(),
             tolerance=100 * flowing.limit,
-            cause=lambda: _sum_cause(known[worst], total, place),
+            cause=lambda: _sum_cause(flowing.seen, known[worst], total, place),
             asks=("sink", True) if total < 1 and known[worst].over == "keys" else None,
         )
     crossed = case.apply(crossed_groups, flowing.seen)
@@ -246,8 +246,15 @@ def row_sums(seen: Traced, least: int) -> Tensor:
     return torch.stack([s[(s - 1).abs().argmax()] for s in sums])
 
 
-def _sum_cause(attention: Attention, total: float, place: str) -> str:
+def _sum_cause(seen: Traced, attention: Attention, total: float, place: str) -> str:
     if attention.over == "queries":
+        made = [v.output for v in seen.values[: attention.when] if v.name in ("softmax", "_softmax")]
+        made = [w for w in made if w.numel() == attention.weights.numel()]
+        if made and bool(((made[-1].sum(-1) - 1).abs() < NEAR).all()):
+            return (
+                f"the softmax in {place} runs over the last axis, and the sum with the values over the other one: the "
+                "weights are applied transposed"
+            )
         return f"the softmax in {place} runs over the queries: its columns sum to 1, not its rows"
     sums = attention.weights.sum(-1)
     if float(sums.max() - sums.min()) < NEAR:

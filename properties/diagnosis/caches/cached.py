@@ -35,6 +35,8 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
     runs = CachedRuns(case, built)
     if not runs.wrong(runs.cached(x, sizes), runs.whole(x)):
         return _left_behind(runs, x, sizes)
+    if told := _of_other_samples(runs):
+        return told
     if told := convolved_past_cause(runs, [3, 1, 2, 1, 1]) or sources_cause(runs) or remembered_cause(runs):
         return told
     if told := rounded_cause(runs) or biased_cause(runs) or _unseen(runs):
@@ -44,6 +46,33 @@ def cache_cause(case: Case, built: Built, x: Tensor, sizes: Sequence[int]) -> st
         if told:
             return told
     return _error_by_chunks(runs, parted_cause(runs, [3, 1, 2, 1, 1])) or parted_cause(runs, sizes)
+
+
+def _of_other_samples(runs: CachedRuns) -> str | None:
+    """Say that cached runs of samples alone are right, and wrong beside others, and beside which."""
+    one = runs.tokens(1, min(6, runs.length))
+    sizes = [1] * one.shape[1]
+    other = (one + 1) % runs.built.config.vocab_size
+    shared, same = other.clone(), other.clone()
+    shared[:, 2] = one[:, 2]
+    same[:, :3] = one[:, :3]
+
+    def is_wrong(*samples: Tensor) -> bool:
+        x = torch.cat(samples)
+        return bool(runs.wrong(runs.cached(x, sizes), runs.whole(x)))
+
+    if is_wrong(one) or is_wrong(shared) or not (is_wrong(one, shared) or is_wrong(one, other)):
+        return None
+    told = "a cached run is right for each sample alone, and wrong for several: "
+    if is_wrong(one, other):
+        return f"{told}what is kept of one sample is used for another"
+    if is_wrong(one, same):
+        return f"{told}where two samples have a token in common at one position one gets what is kept of the other"
+    return (
+        f"{told}where two samples have a token in common at one position, and other tokens before it, one gets what is "
+        "kept of the other: that is found by the token and its position, not by all that stands before it (the "
+        "whole prefix)"
+    )
 
 
 def _error_by_chunks(runs: CachedRuns, parted: str | None) -> str | None:

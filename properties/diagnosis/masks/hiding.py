@@ -11,7 +11,7 @@ from veriformer.properties.causes.asking import answer_to, first_answer
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.causes.tracing.lines import Kept
 from veriformer.properties.causes.tracing.localize import where_it_enters
-from veriformer.properties.diagnosis.attentions import Attended
+from veriformer.properties.diagnosis.attentions import Attended, softmax_axes
 from veriformer.properties.diagnosis.masks.amount import amount_cause
 from veriformer.properties.diagnosis.masks.blocks import blocks_cause
 from veriformer.properties.diagnosis.masks.masked import Masked
@@ -128,9 +128,14 @@ def _in_attentions(masked: Masked, x: Tensor, mask: Tensor, side: str) -> str | 
         return None
     over_keys, over_queries = (float((plain[0].weights.sum(axis) - 1).abs().max()) < 1e-3 for axis in (-1, -2))
     if not over_keys:
-        return (
-            "the weights of a key sum to one over the queries: the softmax runs over queries" if over_queries else None
-        )
+        if not over_queries:
+            return None
+        if softmax_axes(lambda: masked(x)) == {-1}:
+            return (
+                "the softmax runs over the last axis of the scores, and the sum with the values over the other one, so "
+                "that the weights of a key sum to one over the queries: the weights are applied transposed"
+            )
+        return "the weights of a key sum to one over the queries: the softmax runs over queries"
     real = mask[0].cpu()
     leaks, shares = [], []
     for a in seen:
