@@ -135,7 +135,7 @@ def _as_attention(case: Case, alone: Setting, applied: Applied, place: int, grad
 def _factor(made: Setting, applied: Applied, alone: Setting, place: int, other: Applied | None) -> str | None:
     here = alone.ratio(str(place))
     beside = None if other is None else _alone(made, other)
-    if here is None:
+    if here is None or abs(here - 1) < 1e-3:  # it differs otherwise than by a factor
         return None
     there = beside.ratio(str(place)) if beside is not None and str(place) in beside.leaves else None
     if beside is None or there is None:

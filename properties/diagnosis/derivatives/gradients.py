@@ -20,7 +20,12 @@ from veriformer.properties.diagnosis.derivatives.gradient_parts import (
     wrong_part,
 )
 from veriformer.properties.diagnosis.derivatives.graph_cuts import HOOK, Cut, CutWatch, decisive_cuts
-from veriformer.properties.diagnosis.derivatives.own_backwards import Applied, applied_functions, wrong_backward
+from veriformer.properties.diagnosis.derivatives.own_backwards import (
+    Applied,
+    applied_functions,
+    overwritten_gradient,
+    wrong_backward,
+)
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 
@@ -60,7 +65,8 @@ def _wrong_gradient(case: Case, rate: float) -> str | None:
         if is_wrong:
             if not output_is_right(case, made):
                 return None  # what is wrong is the output: a right backward is not its derivative
-            return _told(case, made, sizes, condition or _narrowed(case, sizes))
+            overwritten = answer_to(lambda: overwritten_gradient(made.run))  # noqa: B023 - called here alone
+            return overwritten or _told(case, made, sizes, condition or _narrowed(case, sizes))
     return None
 
 
@@ -280,7 +286,7 @@ def _by_leaf(
 def _factor(case: Case, made: Setting, sizes: Sizes, name: str, gradients: dict[str, Tensor | None]) -> str | None:
     """Name the factor by which a gradient differs from the derivative, from two settings of other sizes."""
     here = made.ratio(name, gradients)
-    if here is None:
+    if here is None or abs(here - 1) < 1e-3:  # it differs otherwise than by a factor
         return None
     other = _of_other_sizes(case, sizes)
     there = other.ratio(name) if other is not None and name in other.leaves else None

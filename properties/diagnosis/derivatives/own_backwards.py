@@ -49,6 +49,18 @@ class Applied:
             place for (place, leaf), g in zip(leaves.items(), found, strict=True) if not self._agrees(leaves, leaf, g)
         ]
 
+    def writes_to_its_gradient(self) -> bool:
+        """Whether its backward changes the gradient that it is given, which other parts of a graph may be given too."""
+        args = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in self.args]
+        output = self.made.apply(*args)
+        leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+        if not isinstance(output, Tensor) or not output.requires_grad or not leaves:
+            return False
+        given = torch.ones_like(output).contiguous()
+        kept = given.clone()
+        torch.autograd.grad(output, leaves, given, allow_unused=True)
+        return not torch.equal(given, kept)
+
     def _value(self, leaves: dict[int, Tensor]) -> Tensor:
         args = [leaves.get(place, x) for place, x in enumerate(self.args)]
         args = [x.clone() if isinstance(x, Tensor) else x for x in args]  # its forward may write to them
@@ -68,6 +80,8 @@ class Applied:
                 ends.append(float(self._value(leaves).detach()))
             with torch.no_grad():
                 leaf.copy_(kept)
+            if ends[0] == ends[1]:  # it reads a module's own parameter, of which this is a copy
+                return True
             wanted = (ends[0] - ends[1]) / (2 * step)
             claimed = 0.0 if gradient is None else float((gradient * direction).sum())
             if abs(claimed - wanted) <= 1e-5 * max(abs(wanted), 1e-3):
@@ -118,6 +132,19 @@ def wrong_backward(run: Callable[[], object]) -> tuple[Applied, list[int]] | Non
         if wrong := applied.wrong():
             found.setdefault(applied.name, (applied, wrong))
     return next(iter(found.values())) if len(found) == 1 else None
+
+
+def overwritten_gradient(run: Callable[[], object]) -> str | None:
+    """Name a backward that writes to the gradient that it is given."""
+    with applied_functions() as noted:
+        run()
+    found = {applied.name for applied in noted if applied.writes_to_its_gradient()}
+    if not found:
+        return None
+    return (
+        f"the backward of {' and '.join(sorted(found))}, written by hand, changes the gradient that it is given, in "
+        "place: what else is added there (a residual connection, say) is given the same tensor, and gets it changed"
+    )
 
 
 def applies_one(run: Callable[[], object]) -> str | None:
