@@ -41,9 +41,9 @@ def module_cause(
     d_head, d_model = parts["q"].shape[0] // config.num_heads, config.d_model
     limit = 4 * case.tolerance()
 
-    def explains(**changed: object) -> bool:
+    def explains(of: dict[str, Tensor] = parts, **changed: object) -> bool:
         given = {"num_heads": config.num_heads, "scale": scale, "allow": allow, **changed}
-        guess = multi_head_oracle(x, memory, parts, **given).to(got.device)  # type: ignore[arg-type]
+        guess = multi_head_oracle(x, memory, of, **given).to(got.device)  # type: ignore[arg-type]
         return worst_difference(got, guess, size_of(guess)).error <= limit
 
     for number, words in (
@@ -58,6 +58,12 @@ def module_cause(
             return f"{told} (declare attention_scale if that is meant)"
     if config.num_heads > 1 and parts["k"].shape == parts["q"].shape and explains(num_heads=1, scale=scale):
         return "the output equals attention with one head"
+    for name, whose in (("q_bias", "queries"), ("k_bias", "keys"), ("v_bias", "values")):
+        for factor, words in ((1 / scale, "is not scaled with them"), (scale, "is scaled twice"), (0.0, "is left out")):
+            if name in parts and bool(parts[name].any()) and explains({**parts, name: factor * parts[name]}):
+                if name != "q_bias" and factor == 1 / scale:
+                    words = f"is {factor:.4g} times too large"
+                return f"the bias of the {whose} {words}: with {factor:.4g} times that bias all is that of attention"
     return _convention(case, built, got, x, memory)
 
 

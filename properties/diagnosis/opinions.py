@@ -30,6 +30,7 @@ from veriformer.properties.diagnosis.places.nonfinite import nonfinite_opinion
 from veriformer.properties.diagnosis.places.overwriting import overwriting_opinion
 from veriformer.properties.diagnosis.places.positions import odd_positions
 from veriformer.properties.diagnosis.places.rows import misplaced, of_other_samples
+from veriformer.properties.diagnosis.places.unwritten import unwritten_opinion
 from veriformer.properties.diagnosis.places.written import written_opinion
 from veriformer.properties.diagnosis.precision import precision_cause
 from veriformer.properties.diagnosis.unsteady import NOISY, UNSTEADY, noise_opinion, unsteady_opinion
@@ -96,6 +97,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(shift_opinion, ("self_attention", "layer"), _OF_SHIFTS, "before"),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
+    Opinion(unwritten_opinion, ("softmax",), ("gradients.", "permutation.", "softmax."), "before"),
     Opinion(rounding_cause, ("rotary",), ("rotary.precision", "numerics.")),
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),

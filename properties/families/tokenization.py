@@ -232,6 +232,7 @@ def special_tokens_are_never_cut(case: Case) -> None:
         f"the special token {special!r} does not become its own id",
         got=f"id {wanted} {more} times more than without it",
         expected="once more",
+        cause=lambda: _cut_by_another(having, without, special, specials),
     )
     almost = special[:-1]
     cut = encoded(case, built, before + almost + after)
@@ -242,6 +243,20 @@ def special_tokens_are_never_cut(case: Case) -> None:
         got=f"id {wanted}",
     )
     case.witness()
+
+
+def _cut_by_another(having: list[int], without: list[int], special: str, specials: Mapping[str, int]) -> str | None:
+    """Say which shorter special tokens stand in the place of a longer one."""
+    more = Counter(having) - Counter(without)
+    inside = {text: more[number] for text, number in specials.items() if text != special and text in special}
+    found = {text: times for text, times in inside.items() if times}
+    if not found:
+        return None
+    listed_ones = ", ".join(f"{text!r} {times} times" for text, times in found.items())
+    return (
+        f"{special!r} is cut into other special tokens ({listed_ones}): where one begins with another the longer "
+        "must be tried first"
+    )
 
 
 def _segments(case: Case, built: Built, text: str) -> list[list[str]]:

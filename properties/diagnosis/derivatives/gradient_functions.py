@@ -46,7 +46,11 @@ def told_of_function(
 
 def argument_names(applied: Applied) -> dict[int, str]:
     """Return the names that the function's forward gives its arguments."""
-    found = [p.name for p in inspect.signature(applied.made.forward).parameters.values()][-len(applied.args) :]
+    taken = list(inspect.signature(applied.made.forward).parameters.values())
+    named = [p.name for p in taken if p.kind is not p.VAR_POSITIONAL]
+    found = named if len(named) < len(taken) else named[-len(applied.args) :]
+    if len(named) < len(taken) and applied.made.setup_context is torch.autograd.Function.setup_context:
+        found = named[1:]  # the first is the context
     return {place: found[place] if place < len(found) else f"argument {place}" for place in range(len(applied.args))}
 
 
