@@ -32,7 +32,7 @@ def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | N
             "takes the share to drop"
         )
     one, two = (partial(call, training=training) for training in (False, True))
-    where = where_it_enters(built.module, one, two, lambda t: t, case.tolerance(built))
+    where = where_it_enters(built.module, one, two, lambda t: t, case.tolerance(built), ways_differ=True)
     if not where:
         return None
     return (

@@ -27,6 +27,7 @@ def where_it_enters(
     kept: Kept | None = None,
     crossing: Crossing | None = None,
     every_input: bool = False,
+    ways_differ: bool = False,
 ) -> str | None:
     """Run a model twice and name the innermost module behind which the two runs part, and the line if it is found.
 
@@ -40,13 +41,14 @@ def where_it_enters(
         crossing: what must not reach what; where no line is found so, it is looked for number by number.
         every_input: whether a module counts only if all that it is given is of the lengths that `rows` cuts: what a
             strided convolution gives cannot be compared, and may be wrong already.
+        ways_differ: whether the runs may call other modules: those that both call are compared.
 
     Returns:
         `behind stack.layers.0.attention (SelfAttention), whose input is still right`, or None.
     """
     if not isinstance(module, nn.Module):
         return None
-    name = _module(module, first, second, rows, limit, every_input)
+    name = _module(module, first, second, rows, limit, every_input, ways_differ)
     line = line_where_runs_part(first, second, kept, limit) if kept else ""
     if name is None:
         return f"at {line}" if line else None
@@ -66,9 +68,13 @@ def _module(
     rows: Rows,
     limit: float,
     every_input: bool,
+    ways_differ: bool,
 ) -> str | None:
     """Return the name of the innermost module behind which two runs part; "" is the model itself."""
     one, two = _run(module, first), _run(module, second)
+    if ways_differ:
+        shared = {name for name, *_ in one} & {name for name, *_ in two}
+        one, two = ([call for call in calls if call[0] in shared] for calls in (one, two))
     for (name, inside, outside), (again, inside_too, outside_too) in zip(one, two, strict=False):
         if name != again:
             return None  # the two runs take different ways

@@ -35,6 +35,33 @@ class DropoutWatch(TorchFunctionMode):
         return func(*args, **given)
 
 
+_BENDING = (
+    "softmax", "log_softmax", "gelu", "relu", "relu_", "silu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu", "exp",
+    "layer_norm", "rms_norm", "scaled_dot_product_attention",
+)  # fmt: skip
+"""Functions that are not linear: the mean of what they give is not what they give of the mean."""
+
+
+class BendWatch(DropoutWatch):
+    """Notes which function that is not linear is called first behind a dropout that acts.
+
+    Attributes:
+        bent: its name; "" if there is none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bent = ""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if self.seen and not self.bent and name in _BENDING:
+            self.bent = name
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 _MAKE_MASKS = ("bernoulli", "native_dropout", "lt", "le", "gt", "ge", "floor")
 
 
