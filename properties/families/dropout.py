@@ -19,9 +19,9 @@ from veriformer.properties.diagnosis.unsteady import DropoutLines
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.dropout_modes import modes_part
+from veriformer.properties.families.dropout_modes import bent_behind, modes_part
 from veriformer.properties.probes.directions import Directions
-from veriformer.properties.probes.dropping.dropouts import BendWatch, DropoutWatch, MaskWatch
+from veriformer.properties.probes.dropping.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.dropping.kept import wrong_factors
 from veriformer.properties.probes.dropping.scores import scores_dropped
 from veriformer.properties.probes.module_parts import drop_paths
@@ -231,18 +231,12 @@ def the_mean_over_masks_is_the_output(case: Case) -> None:
     expected = _call(case, built, single, training=False).double()
     error = got.std(dim=0, keepdim=True) / copies**0.5
     bound = 8 * error + 64 * case.tolerance(built) * size_of(expected)
-    if bool(((got.mean(dim=0, keepdim=True) - expected).abs() > bound).any()) and (bent := _bent(case, built, one)):
+    mean = got.mean(dim=0, keepdim=True)
+    if bool(((mean - expected).abs() > bound).any()) and (bent := bent_behind(partial(_call, case, built, one))):
         case.does_not_apply(f"{bent} follows a dropout: the mean of what is not linear is another one")
-    case.close(got.mean(dim=0, keepdim=True), expected, "the mean over many masks is not the output without dropout",
-               bound=bound, cause=lambda: _scale_cause(got.mean(dim=0, keepdim=True), expected, rate))  # fmt: skip
+    case.close(mean, expected, "the mean over many masks is not the output without dropout",
+               bound=bound, cause=lambda: _scale_cause(mean, expected, rate))  # fmt: skip
     case.witness()
-
-
-def _bent(case: Case, built: Built, inputs: Inputs) -> str:
-    """Return the function that is not linear behind the first dropout (on what a low-rank update is given, say)."""
-    with BendWatch() as watch:
-        _call(case, built, inputs, training=True)
-    return watch.bent
 
 
 def _scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
 from veriformer.properties.engine.case import Case
-from veriformer.properties.probes.dropping.dropouts import DropoutWatch
+from veriformer.properties.probes.dropping.dropouts import BendWatch, DropoutWatch
 
 
 def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | None:
@@ -39,3 +39,14 @@ def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | N
         f"nothing is drawn, and the modes part {where}: what eval mode computes there in another way (weights that are "
         "merged, say) is not what train mode computes"
     )
+
+
+def bent_behind(call: Callable[..., Tensor]) -> str:
+    """Return the function that is not linear behind the first dropout, as on what a low-rank update is given.
+
+    Args:
+        call: calls a model in a mode, `training`.
+    """
+    with BendWatch() as watch:
+        call(training=True)
+    return watch.bent

@@ -36,8 +36,8 @@ class DropoutWatch(TorchFunctionMode):
 
 
 _BENDING = (
-    "softmax", "log_softmax", "gelu", "relu", "relu_", "silu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu", "exp",
-    "layer_norm", "rms_norm", "scaled_dot_product_attention",
+    "softmax", "log_softmax", "gelu", "relu", "relu_", "silu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu",
+    "exp", "layer_norm", "rms_norm", "scaled_dot_product_attention",
 )  # fmt: skip
 """Functions that are not linear: the mean of what they give is not what they give of the mean."""
 
