@@ -53,7 +53,13 @@ def masking_follows_bert(case: Case) -> None:
         ]
     seed = case.integer("mask seed", 0, 9999)
     seed += _APART
-    inputs, labels = _masked(case, tokens.clone(), seed)
+    given = tokens.clone()
+    inputs, labels = _masked(case, given, seed)
+    case.require(
+        (given == tokens).all(), "the tokens that it is given are changed", got="altered entries",
+        expected="the data as they were",
+        cause=lambda: "the tokens are masked in place, in the caller's own tensor: a later epoch masks masked ones",
+    )  # fmt: skip
     chosen = labels != int(subject.fact("ignore_index", -100))
     special = torch.isin(tokens, torch.tensor(specials))
     case.require(~(chosen & special).any(), "a special token is to be predicted",
