@@ -12,12 +12,12 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import attention_oracle, stored_attention_bound
 from veriformer.properties.definitions.differences import worst_difference
-from veriformer.properties.diagnosis.masks.hiding import hiding_cause
 from veriformer.properties.engine.attending import Attending, hides_keys_alone
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part, sees_every_key
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
+from veriformer.properties.families.attention_module_masks import masked_keys_of_modules_are_gone
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
 
@@ -46,7 +46,7 @@ def masked_keys_are_gone(case: Case) -> None:
     time, since a constant that is merely small lets them through; boolean and additive masks agree.
     """
     if case.subject.kind != "attention":
-        _module_masked_keys_are_gone(case)
+        masked_keys_of_modules_are_gone(case)
         return
     drawn = Attending(case)
     keys = drawn.key.shape[2]
@@ -105,32 +105,6 @@ def _no_gradient_through(
     for part, gradient in zip(("key", "value"), torch.autograd.grad(output.square().sum(), leaves), strict=True):
         through = gradient[:, :, hidden]
         case.exact(through, torch.zeros_like(through), f"the gradient of a masked {part} is not 0 ({name} mask)")
-
-
-def _module_masked_keys_are_gone(case: Case) -> None:
-    """For modules: keys under the padding mask may as well not be there."""
-    stream = Stream(case, case.built(), side="source" if case.subject.kind == "cross_attention" else "target")
-    length = case.length("T", low=2)
-    real = case.integer("real", 1, length - 1)
-    x = stream.draw(2, length)
-    x[:, real:] *= case.choice("loud", (1.0, 100.0))
-    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    mask[:, real:] = False
-    for path in case.modes():
-        got, short = stream(x, mask, path=path), stream(x[:, :real], path=Path(mode=path.mode))
-        case.close(
-            got[:, :real] if stream.per_position else got,
-            short,
-            "masking keys is not the same as deleting them",
-            cause=lambda: hiding_cause(stream),
-        )
-    leaf = x.detach().clone().requires_grad_()
-    output = stream(leaf, mask)
-    seen = output[:, :real] if stream.per_position else output
-    (gradient,) = torch.autograd.grad(seen.square().sum(), leaf)
-    case.exact(gradient[:, real:], torch.zeros_like(gradient[:, real:]), "the gradient of a masked key is not 0",
-               cause=lambda: hiding_cause(stream))  # fmt: skip
-    case.witness()
 
 
 @holds(
