@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,6 +32,26 @@ def wrong_tables(length: int, width: int, base: float) -> Iterator[tuple[str, Ca
         angles = position * base**-exponent
         return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
 
+    def scanned(*, sine_first: bool) -> Tensor:
+        step = base ** (-2 * pair / width)
+        sine, cosine = torch.zeros_like(step), torch.ones_like(step)
+        rows = []
+        for _ in range(length):
+            rows.append(torch.stack([sine, cosine], -1).flatten())
+            if sine_first:
+                sine = sine * step.cos() + cosine * step.sin()
+                cosine = cosine * step.cos() - sine * step.sin()
+            else:
+                cosine = cosine * step.cos() - sine * step.sin()
+                sine = sine * step.cos() + cosine * step.sin()
+        return torch.stack(rows)[:, :width]
+
+    for first, second in (("sine", "cosine"), ("cosine", "sine")):
+        yield (
+            f"rows that are made of the one before, and the {second} of the {first} that is new already: the two are "
+            "updated one after the other, not at once, so that it is no rotation",
+            partial(scanned, sine_first=first == "sine"),
+        )
     yield "frequencies base^(-i/d) instead of base^(-2i/d)", lambda: woven(base ** (-pair / width))
     yield (
         "frequencies base^(-4i/d): the channel index was doubled once more",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,6 +127,7 @@ class DropoutLines(DropoutWatch):
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[tuple[str, int], bool | None] = {}
+        self.flags: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before, given = len(self.seen), kwargs or {}
@@ -135,6 +137,7 @@ class DropoutLines(DropoutWatch):
             if at[0]:
                 behind = text_of(*at).rpartition("dropout")[2]
                 self.lines[at] = None if _is_of_a_module() else "training" in behind or "True" in behind
+                self.flags |= _flags_of_callers()
         return made
 
     def told(self) -> str:
@@ -146,11 +149,30 @@ class DropoutLines(DropoutWatch):
         line = f"`{text_of(file, number)}` ({basename(file)}, line {number})"
         if is_told is None:
             return f"{rate}: {line}, a module that eval() does not reach, or that is put back into train mode"
+        flag = next((n for n in re.findall(r"self\.(\w+)", text_of(file, number)) if n in self.flags), "")
+        if is_told and flag:
+            return (
+                f"{rate}: {line} is told by self.{flag}, a plain attribute that was set when the module was built (in "
+                "train mode): eval() does not change it"
+            )
         return (
             f"{rate}: {line} is told to, whatever the mode"
             if is_told
             else f"{rate}: {line} is not told self.training, and its default is to drop"
         )
+
+
+def _flags_of_callers() -> set[str]:
+    """Return the names of the yes-or-no attributes, but for the mode itself, of the modules that call."""
+    found, frame = set[str](), sys._getframe(2)
+    for _ in range(12):
+        if frame is None:
+            break
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            found |= {name for name, value in vars(owner).items() if isinstance(value, bool) and name != "training"}
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
 
 
 def _is_of_a_module() -> bool:

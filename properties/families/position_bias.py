@@ -148,11 +148,38 @@ def distances_share_buckets_as_published(case: Case) -> None:
     case.witness()
 
 
+def _viewed(case: Case) -> str | None:
+    """Say that heads and positions are mixed: in another order of axes the numbers go with the distance."""
+    length = 7
+    for config in case.bench.buildable():
+        if config.num_heads == 1:
+            continue
+        bias = case.call(case.bench.pool.get(config, judged_dtypes(case.bench)[-1]), length, length).detach()
+        heads = bias.shape[0]
+        for order, read in (
+            ("[T, S, H]", bias.reshape(length, length, heads).permute(2, 0, 1)),
+            ("[T, H, S]", bias.reshape(length, heads, length).permute(1, 0, 2)),
+        ):
+            if not _goes_with_distance(bias) and _goes_with_distance(read):
+                return (
+                    f"in the order {order} the numbers are biases of distances: what is made in that order is viewed "
+                    "as [H, T, S], where its axes must be permuted; heads and positions are mixed up"
+                )
+    return None
+
+
+def _goes_with_distance(bias: Tensor) -> bool:
+    """Whether a bias `[H, T, S]` is the same for all pairs of one distance."""
+    return bool(torch.allclose(bias[:, 1:, 1:], bias[:, :-1, :-1]))
+
+
 def _bucket_cause(case: Case) -> str | None:
     farthest = int(case.subject.fact("max_distance", 128))
     length = min(farthest * 3 // 2 + 32, 400)  # where a bucket beyond the last would be reached
     with off_the_record(case):
         built = case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1])
         bias = case.call(built, length, length).detach().cpu().double()
+        if told := _viewed(case):
+            return told
     buckets, both = int(case.subject.fact("num_buckets", 32)), bool(case.subject.fact("bidirectional"))
     return bucket_cause(bias, both, buckets, farthest)

@@ -151,7 +151,14 @@ def _stream_cause(case: Case, got: Tensor, x: Tensor) -> str | None:
         return "the stream is normalised: the skip starts behind the norm, or the layer is post-LN"
     if worst_difference(got, x).error < 1e-2 * size_of(x):
         return "the stream is not normalised: the layer is pre-LN"
+    if worst_difference(got, x - x.mean(-1, keepdim=True)).error < 1e-2 * size_of(x):
+        return (
+            "the stream comes out without its mean: where a norm subtracts the mean, it subtracts it from the stream "
+            "itself (in place, or what goes on as the residual is what was centred)"
+        )
     ratio = float((got.double() * x.double()).sum() / x.double().square().sum())
+    if worst_difference(got, ratio * x).error > 1e-2 * size_of(x):
+        return None  # it is no multiple
     again = ": it is added twice, by each of two branches or once more behind them" if abs(ratio - 2) < 1e-3 else ""
     return f"the stream comes out {ratio:.3g} times as large{again}"
 
