@@ -164,14 +164,15 @@ class DropoutLines(DropoutWatch):
 
 def _flags_of_callers() -> set[str]:
     """Return the names of the yes-or-no attributes, but for the mode itself, of the modules that call."""
-    found, frame = set[str](), sys._getframe(2)
+    found = set[str]()
+    frame: Any = sys._getframe(2)
     for _ in range(12):
         if frame is None:
             break
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             found |= {name for name, value in vars(owner).items() if isinstance(value, bool) and name != "training"}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.causes.tracing.ways import ways_part
 from veriformer.properties.engine.case import Case
 from veriformer.properties.probes.dropping.dropouts import BendWatch, DropoutWatch
 
@@ -35,9 +36,33 @@ def modes_part(case: Case, built: Built, call: Callable[..., Tensor]) -> str | N
     where = where_it_enters(built.module, one, two, lambda t: t, case.tolerance(built), ways_differ=True)
     if not where:
         return None
+    if ways := ways_part(one, two, ("eval mode", "train mode")):
+        return f"nothing is drawn, and the modes part {where}: {ways}"
+    if turned := _turned(built, where, one, two):
+        return turned
     return (
         f"nothing is drawn, and the modes part {where}: what eval mode computes there in another way (weights that are "
         "merged, say) is not what train mode computes"
+    )
+
+
+def _turned(built: Built, where: str, one: Callable[[], object], two: Callable[[], object]) -> str | None:
+    """Say that a linear part is given an update in one mode whose transpose the other one is given."""
+    name = where.removeprefix("behind ").split(" ")[0]
+    part = dict(built.module.named_modules()).get(name)
+    square = [(n, p) for n, p in part.named_parameters() if p.ndim == 2 and p.shape[0] == p.shape[1]] if part else []
+    if part is None or len(square) != 1:
+        return None
+    (label, weight), was = square[0], part.training
+    basis = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    with torch.no_grad():
+        updates = [part.train(mode)(basis) - part(0 * basis) - weight.T for mode in (False, True)]
+    part.train(was)
+    size = float(updates[1].abs().amax())
+    if not size > 0 or float((updates[0] - updates[1].T).abs().amax()) > 1e-4 * size:
+        return None
+    return (
+        f"to {label} of {name} eval mode adds the transpose of what train mode adds: its update is merged turned round"
     )
 
 

@@ -13,6 +13,7 @@ from veriformer.properties.bench.guards import SubjectError, WrongOutputError
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
+from veriformer.properties.causes.tracing.ways import ways_part
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.unsteady import READS, DropoutLines, reads_memory
@@ -303,11 +304,14 @@ def _state(case: Case, built: Built, inputs: Inputs) -> str | None:
 
 def _parting(case: Case, built: Built, inputs: Inputs, path: Path) -> str | None:
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    where = where_it_enters(
-        built.module,
-        lambda: case.call(built, *tensors, *inputs.extras),
-        lambda: case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path),
-        lambda t: t,
-        case.tolerance(built),
-    )
-    return f"the modes part {where}" if where else "a fast path is taken in this mode"
+
+    def usual() -> object:
+        return case.call(built, *tensors, *inputs.extras)
+
+    def other() -> object:
+        return case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path)
+
+    ways = ways_part(usual, other)
+    where = where_it_enters(built.module, usual, other, lambda t: t, case.tolerance(built))
+    told = f"the modes part {where}" if where else "a fast path is taken in this mode"
+    return f"{told}: {ways}" if ways else told

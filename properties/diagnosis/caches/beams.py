@@ -52,10 +52,13 @@ def beam_cause(case: Case, built: Built, mask: Tensor | None) -> str | None:
             "each sample goes on as the order has it when it is applied twice: what layers share is reordered by each"
         )
     if shown == [{n, _ORDER[n]} for n in range(len(_ORDER))]:
-        return (
-            "each sample depends on two pasts after a reordering, its own and the one that it was taken from: "
-            "a part of the cache (keys, values or some layers) is not reordered"
-        )
+        told = "each sample depends on two pasts after a reordering, its own and the one that it was taken from: "
+        if _all_follow(runs, x, order):
+            return (
+                f"{told}keys and values are reordered, and another state that is kept beside them (a last token, what "
+                "a convolution or a mask keeps) is not"
+            )
+        return f"{told}a part of the cache (keys, values or some layers) is not reordered"
     told = f"after the order {_ORDER} the samples depend on the pasts of {[sorted(past) for past in shown]}"
     return f"{told}{_OVERWRITTEN}" if shown == [{n} for n in _one_by_one(_ORDER)] else told
 
@@ -111,6 +114,16 @@ def _kept(runs: CachedRuns, x: Tensor, order: Tensor) -> str | None:
             some = "" if len(wrong[name]) == depth else f" of the layers {_counted(wrong[name])}"
             return f"the cached {other} are reordered with the beams and the cached {name}{some} are not"
     return None
+
+
+def _all_follow(runs: CachedRuns, x: Tensor, order: Tensor) -> bool:
+    """Whether the keys and values of every attention are seen, and are those of the samples in the new order."""
+    whole = attentions(lambda: runs.whole(x))
+    steps = steps_of(attentions(lambda: runs.cached(x, [_PAST, _NEW], reorder=order)), len(whole))
+    if not whole or steps is None or [step.size for step in steps] != [_PAST, _NEW]:
+        return False
+    pairs = zip(steps[0].layers[:1], steps[1].layers[:1], strict=True)  # behind the first all may be other numbers
+    return all(_taken_from(first, second, name) == _ORDER for first, second in pairs for name in ("key", "value"))
 
 
 def _one_by_one(order: list[int]) -> list[int]:

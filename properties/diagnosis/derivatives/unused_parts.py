@@ -101,7 +101,18 @@ def _called_instead(calls: list[_Called], parts: dict[str, nn.Module], name: str
             return f"; {other} is called twice on the same input, once in its place"
         if is_twin and len(mine) == 2:
             often = often or f"; {other} is called twice, on two inputs: once in its place"
+        if is_twin and len(mine) > 1 and len(mine) == len(_beside(parts, other)) and other == _beside(parts, other)[-1]:
+            return (
+                f"; {other}, the last beside it, is called {len(mine)} times, once for each: a function made in a "
+                "loop that looks its part up when it runs finds the last one, or an index that does not move"
+            )
     return often
+
+
+def _beside(parts: dict[str, nn.Module], name: str) -> list[str]:
+    """Return the names of the parts of one form that stand beside one another, in order."""
+    owner, kind = name.rpartition(".")[0], type(parts[name])
+    return [n for n, part in parts.items() if n.rpartition(".")[0] == owner and type(part) is kind]
 
 
 def _reader(after: list[_Called], lost: list[_Called]) -> str:

@@ -224,7 +224,10 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
         end = f"{_span(two)} instead of {_span(one)}"
         by = two[0] - one[0]
         if len(one) != within.short and two[0] == within.long and one[0] == within.short:
-            return f"positions of the other sequence are {end}: they go on behind the padded length of this one"
+            return (
+                f"positions of the other sequence begin at {two[0]}, without padding at {one[0]}: they go on behind "
+                "the length of this one, padding included, as where a counter that both share is not set back between"
+            )
         if by == within.long - within.short:
             return f"positions are {end}: they count padding"
         return f"positions are {end}"
