@@ -311,7 +311,7 @@ def _parting(case: Case, built: Built, inputs: Inputs, path: Path) -> str | None
     def other() -> object:
         return case.call(built, *[x.clone() for x in tensors], *inputs.extras, path=path)
 
-    ways = ways_part(usual, other)
+    ways = ways_part(usual, other, ("the usual way", f"that of {path}"))
     where = where_it_enters(built.module, usual, other, lambda t: t, case.tolerance(built))
     told = f"the modes part {where}" if where else "a fast path is taken in this mode"
     return f"{told}: {ways}" if ways else told
