@@ -11,6 +11,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import project, softmax_oracle
 from veriformer.properties.definitions.differences import size_of
+from veriformer.properties.diagnosis.attention.memory_blocks import blocks_of_memory
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
@@ -274,6 +275,7 @@ def the_memory_is_a_set(case: Case) -> None:
         stream(memory[:, order], None if mask is None else mask[:, order]),
         stream(memory, mask),
         "permuting the memory changes the output",
+        cause=lambda: blocks_of_memory(case, stream),
     )
     case.witness()
 
