@@ -25,7 +25,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.anatomy_caps import scores_are_capped
-from veriformer.properties.families.anatomy_scales import NEAR, products_have_the_scale, scale_cause
+from veriformer.properties.families.anatomy_scales import NEAR, folded_scales, products_have_the_scale, scale_cause
 from veriformer.properties.families.anatomy_weights import scores_are_of_one_layer, scores_pass_a_softmax
 from veriformer.properties.families.similarity import similarities_are_even
 from veriformer.properties.probes.sizes.own_sizes import fields_read
@@ -65,7 +65,7 @@ def every_head_has_the_scale(case: Case) -> None:
     products_have_the_scale(case, flowing)
     if not names:
         case.does_not_apply("no attention could be followed from its projections to its weights")
-    found = case.apply(scales, flowing.seen)
+    found = case.apply(scales, flowing.seen) * folded_scales(flowing)
     declared = case.subject.fact("attention_scale")
     wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
     off = (found / wanted - 1).abs()

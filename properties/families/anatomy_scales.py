@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -203,3 +204,32 @@ def parts_scaled_by(seen: Traced) -> Tensor:
         is_part = 1 < part < width and abs(part**-0.5 / factor - 1) < NEAR
         found.append(part if is_part else 0)
     return torch.tensor(found or [0])
+
+
+def folded_scales(flowing: Flow) -> Tensor:
+    """Return, of each head whose scale is known, the constant by which the maps of its queries and keys are multiplied.
+
+    A scale may be folded into a weight on the way (`linear(x, weight * scale)`): the map is a parameter times a number.
+    """
+    known = {n: p.detach().cpu().double() for n, p in flowing.module.named_parameters() if p.ndim == 2}
+    found = []
+    for attention in followed(flowing.seen):
+        for scale, *sources in zip(attention.scale, attention.query_from, attention.key_from, strict=True):
+            if scale is not None:
+                found.append(math.prod(_folded(flowing.seen, s.when, known) for s in sources if s is not None))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _folded(seen: Traced, when: int, known: Mapping[str, Tensor]) -> float:
+    """Return by what the matrix of a product is a multiple of a parameter; 1 where it is one itself, or of none."""
+    product = next((p for p in reversed(seen.products) if p.when in (when, when - 1, when - 2)), None)
+    if product is None or product.right.ndim != 2:
+        return 1.0
+    used = product.right.detach().cpu().double()
+    for parameter in known.values():
+        for own in (parameter, parameter.T):
+            if own.shape == used.shape and bool(own.any()):
+                factor = float((own * used).sum() / own.square().sum())
+                if float((used - factor * own).abs().amax()) <= 1e-5 * float(used.abs().amax()):
+                    return factor if abs(factor - 1) > NEAR else 1.0
+    return 1.0
