@@ -24,6 +24,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.tokenizer_training import encoded, training_merges_the_most_frequent
+from veriformer.properties.formulas.cutting import cut_cause
 from veriformer.properties.formulas.merging import merges_cause
 from veriformer.properties.formulas.pieces import pieces_cause
 
@@ -315,25 +316,34 @@ def merges_are_learnt_and_applied_in_order(case: Case) -> None:
     unless=(
         needs_fact("algorithm", "wordpiece"),
         needs_fact("unknown_id"),
-        needs_part("words"),
         needs_part("vocabulary"),
     ),
 )
 def the_longest_piece_is_taken(case: Case) -> None:
-    """Texts are put together of the subject's own pieces, so that long matches and dead ends both occur."""
+    """Texts are put together of the subject's own pieces, so that long matches and dead ends both occur. Where the
+    subject does not say what its words are, they are of small letters, with a blank between.
+    """
     built = _built(case)
     _, vocabulary = _pieces(case, built)
-    plain = [piece for piece in sorted(vocabulary) if piece.isalpha()]
-    inner = [piece[2:] for piece in sorted(vocabulary) if piece.startswith("##") and piece[2:].isalpha()]
+    offers = case.subject.words is not None
+    known = [p for p in sorted(vocabulary) if offers or (p.isascii() and p == p.lower())]
+    plain = [piece for piece in known if piece.isalpha()]
+    inner = [piece[2:] for piece in known if piece.startswith("##") and piece[2:].isalpha()]
+    if not plain:
+        case.does_not_apply("no piece of its vocabulary is a word of letters")
     words = []
     for number in range(case.integer("words", 1, 3)):
         start = case.choice(f"start {number}", plain[:: max(1, len(plain) // 60)])
         rest = [case.choice(f"rest {number}", ("", *inner[:: max(1, len(inner) // 60)])) for _ in range(2)]
         words.append(start + "".join(rest) + case.choice(f"dead end {number}", ("", "", "qqzzq")))
-    text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!"))
+    text = " ".join(words) + case.choice("odd", ("", " qqqzzz", "!" if offers else ""))
     unknown = int(case.subject.fact("unknown_id"))
-    expected = case.apply(longest_pieces, _segments(case, built, text), vocabulary, unknown)
-    case.equal(encoded(case, built, text), expected, f"the ids are not those of the longest pieces for {text!r}"[:150])
+    cut = _segments(case, built, text) if offers else [list(word) for word in text.split(" ")]
+    got, expected = encoded(case, built, text), case.apply(longest_pieces, cut, vocabulary, unknown)
+    case.equal(
+        got, expected, f"the ids are not those of the longest pieces for {text!r}"[:150],
+        cause=lambda: cut_cause(got, cut, vocabulary, unknown),
+    )  # fmt: skip
     case.witness()
 
 
