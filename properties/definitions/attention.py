@@ -24,19 +24,27 @@ def softmax_oracle(scores: Tensor) -> Tensor:
     return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
 
+def underflow(dtype: torch.dtype) -> float:
+    """Return the weight below which none counts: a step of subnormal numbers, or the fourth power of the precision.
+
+    An exponential may be clamped where it is 1e-300: as many such weights as a row can have change no sum.
+    """
+    return max(float(torch.finfo(dtype).smallest_normal), epsilon(dtype) ** 4 if dtype.itemsize > 2 else 0.0)
+
+
 def softmax_bound(scores: Tensor, dtype: torch.dtype) -> Tensor:
     """Bound the error of a softmax computed in `dtype`, entry by entry, `[..., S]` float64.
 
     The argument x - max carries an error of |x - max| u, so exp errs by as much relatively; the sum of S terms and the
     division add a reduction (in float32 at least: sums in half precision are what softmax.accuracy is to find), the
-    result is rounded once more. What underflows may err by one subnormal step.
+    result is rounded once more. What underflows may err by `underflow`.
     """
     exact = softmax_oracle(scores)
     wide = scores.detach().double()
     depth = (wide - wide.amax(dim=-1, keepdim=True)).abs().nan_to_num(0.0, 0.0, 0.0)
     summing = torch.float64 if dtype == torch.float64 else torch.float32
     relative = (depth + 4) * epsilon(dtype) + 2 * rounding_bound(summing, scores.shape[-1])
-    return exact * relative + float(torch.finfo(dtype).smallest_normal)
+    return exact * relative + underflow(dtype)
 
 
 def log_sum_exp_bound(scores: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,7 +79,7 @@ def long_row_bound(scores: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     summing = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = ((top.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * math.log(width)) * epsilon(dtype)).clamp(max=math.log(width))
     relative = (depth + 4) * epsilon(dtype) + torch.expm1(exponent) + width * epsilon(summing)
-    return exact * relative + float(torch.finfo(dtype).smallest_normal)
+    return exact * relative + underflow(dtype)
 
 
 def attention_oracle(
