@@ -20,6 +20,11 @@ def as_list(ids: Sequence[int]) -> list[int]:
     return list(ids)
 
 
+def after(before: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
+    """Return ids that something else was encoded before."""
+    return ids
+
+
 def differ(one: object, other: object) -> Tensor:
     """Return whether two things are not equal."""
     return torch.tensor(one != other)

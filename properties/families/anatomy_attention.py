@@ -65,7 +65,7 @@ def every_head_has_the_scale(case: Case) -> None:
     products_have_the_scale(case, flowing)
     if not names:
         case.does_not_apply("no attention could be followed from its projections to its weights")
-    found = case.apply(scales, flowing.seen) * folded_scales(flowing)
+    found = case.apply(scales, flowing.seen) * case.apply(folded_scales, flowing.seen, flowing.module)
     declared = case.subject.fact("attention_scale")
     wanted = torch.tensor([attention_scale(declared, k, flowing.width) for *_, k in names], dtype=torch.float64)
     off = (found / wanted - 1).abs()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.flow import Flow, of_other_sizes
@@ -206,17 +206,17 @@ def parts_scaled_by(seen: Traced) -> Tensor:
     return torch.tensor(found or [0])
 
 
-def folded_scales(flowing: Flow) -> Tensor:
+def folded_scales(seen: Traced, module: nn.Module) -> Tensor:
     """Return, of each head whose scale is known, the constant by which the maps of its queries and keys are multiplied.
 
     A scale may be folded into a weight on the way (`linear(x, weight * scale)`): the map is a parameter times a number.
     """
-    known = {n: p.detach().cpu().double() for n, p in flowing.module.named_parameters() if p.ndim == 2}
+    known = {n: p.detach().cpu().double() for n, p in module.named_parameters() if p.ndim == 2}
     found = []
-    for attention in followed(flowing.seen):
+    for attention in followed(seen):
         for scale, *sources in zip(attention.scale, attention.query_from, attention.key_from, strict=True):
             if scale is not None:
-                found.append(math.prod(_folded(flowing.seen, s.when, known) for s in sources if s is not None))
+                found.append(math.prod(_folded(seen, s.when, known) for s in sources if s is not None))
     return torch.tensor(found, dtype=torch.float64)
 
 

@@ -19,7 +19,7 @@ from veriformer.properties.diagnosis.unsteady import DropoutLines
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.dropout_modes import bent_behind, modes_part
+from veriformer.properties.families.dropout_modes import bent_behind, masks_are_drawn_anew, modes_part
 from veriformer.properties.probes.directions import Directions
 from veriformer.properties.probes.dropping.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.dropping.kept import wrong_factors
@@ -272,7 +272,9 @@ def every_place_has_the_rate(case: Case) -> None:
                got=f"scores of shape {scores[0] if scores else ()}", expected="none", asks=_BY_DESIGN,
                cause=lambda: "in train mode a dropped score is 0 before the softmax, which hides nothing: weights are "
                "what is to be dropped")  # fmt: skip
-    _must_hand_on(case, built, _made(case, 0.0, built), inputs)
+    without = _made(case, 0.0, built)
+    masks_are_drawn_anew(case, partial(_call, case, built, inputs), partial(_call, case, without, inputs))
+    _must_hand_on(case, built, without, inputs)
     factors = [] if case.subject.fact("structure") == "other" else (
         case.apply(wrong_factors, built.module, run, rate)
     )  # fmt: skip

@@ -75,3 +75,26 @@ def bent_behind(call: Callable[..., Tensor]) -> str:
     with BendWatch() as watch:
         call(training=True)
     return watch.bent
+
+
+def masks_are_drawn_anew(case: Case, call: Callable[..., Tensor], without: Callable[..., Tensor]) -> None:
+    """Require that calls in train mode differ where one of them differs from eval mode, and none does without a rate.
+
+    Args:
+        case: that judges.
+        call: calls a model with a rate, in a mode, `training`, with a seed.
+        without: calls it without.
+    """
+    first, *others = (call(training=True, seed=seed) for seed in (1, 2, 3))
+    if not torch.equal(without(training=True), without(training=False)):
+        return  # train mode is something else by itself
+    drops = not torch.equal(first, call(training=False))
+    case.require(
+        not (drops and all(torch.equal(first, other) for other in others)),
+        "every call in train mode drops the same",
+        got="three equal outputs, other than without dropout",
+        expected="a mask of its own for each call",
+        cause=lambda: (
+            "the mask, or the seed that it is drawn with, is made once (when the model is built) and used in every step"
+        ),
+    )

@@ -84,6 +84,7 @@ def masking_follows_bert(case: Case) -> None:
            cause=lambda: _fates(shares, total, len(ordinary)))  # fmt: skip
     _ids_are_those_of_the_vocabulary(case, inputs[changed], tokens, seed)
     _any_may_stand_in(case, inputs[changed], ordinary, specials)
+    _words_are_drawn_apart(case, inputs, changed, len(ordinary))
     _rows_are_drawn_apart(case, chosen, special, probability)
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
@@ -133,6 +134,21 @@ def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: lis
             if missing == last
             else None
         ),
+    )
+
+
+def _words_are_drawn_apart(case: Case, inputs: Tensor, changed: Tensor, size: int) -> None:
+    """Require that what stands in at one place of a row says nothing of the next one: the same in one of V pairs."""
+    words = [row[at] for row, at in zip(inputs, changed, strict=True)]
+    same = torch.stack([(w[1:] == w[:-1]).sum() for w in words]).sum()
+    pairs = sum(max(len(w) - 1, 0) for w in words)
+    most = float(stats.binom.isf(FALSE_ALARM / 2, pairs, 1 / max(size - 1, 1))) if pairs else 0.0
+    case.require(
+        same <= most,
+        "neighbours among the random words of a row are the same too often",
+        got=f"{int(same)} of {pairs} pairs",
+        expected=f"{most:.0f} at most",
+        cause=lambda: "one random word is drawn for a row, and stands in at all of its places",
     )
 
 

@@ -17,14 +17,20 @@ def softmaxed(case: Case, built: Built, scores: Tensor, dim: int = -1) -> Tensor
         Violation: they do not have the shape of the scores.
     """
     weights = case.call(built, scores, dim) if case.subject.accepts("dim") else case.call(built, scores)
-    case.require(
-        weights.shape == scores.shape,
+    case.equal(
+        case.apply(sizes, weights),
+        case.apply(sizes, scores),
         f"the weights of scores {list(scores.shape)} along axis {dim} have the shape {list(weights.shape)}",
         got=f"{list(weights.shape)}",
         expected=f"{list(scores.shape)}",
         cause=lambda: permuted_axes(weights, scores, dim),
     )
     return weights
+
+
+def sizes(x: Tensor) -> list[int]:
+    """Return the sizes of a tensor's axes."""
+    return list(x.shape)
 
 
 def permuted_axes(weights: Tensor, scores: Tensor, dim: int) -> str | None:

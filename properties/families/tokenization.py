@@ -24,9 +24,8 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.tokenizer_training import encoded, training_merges_the_most_frequent
-from veriformer.properties.formulas.cutting import cut_cause
 from veriformer.properties.formulas.merging import merges_cause
-from veriformer.properties.formulas.pieces import pieces_cause
+from veriformer.properties.formulas.pieces import cut_cause, pieces_cause
 
 _KIND = ("tokenizer",)
 _FEW_LETTERS = "abc "

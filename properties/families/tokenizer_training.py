@@ -7,7 +7,15 @@ import torch
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.segmentation import as_dict, as_list, as_pairs, listed, merged_ids, rare_merge
+from veriformer.properties.definitions.segmentation import (
+    after,
+    as_dict,
+    as_list,
+    as_pairs,
+    listed,
+    merged_ids,
+    rare_merge,
+)
 from veriformer.properties.engine.case import Case
 from veriformer.properties.formulas.merging import counts_cause
 
@@ -75,7 +83,7 @@ def _judge(case: Case, corpus: str, size: int) -> None:
     )
     vocabulary = case.apply(as_dict, case.ask("vocabulary", built=model))
     case.equal(
-        encoded(case, model, corpus),
+        case.apply(after, first, encoded(case, model, corpus)),
         case.apply(merged_ids, words, merges, vocabulary, case.subject.fact("unknown_id", -1)),
         f"a tokenizer that was trained on {corpus!r} does not encode it by the merges that it learnt"[:150],
         cause=lambda: _of_the_first(encoded(case, model, corpus), first),

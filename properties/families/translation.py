@@ -17,6 +17,10 @@ from veriformer.properties.engine.case import Case
 
 _TRIED = 4
 """Pairs of sources that are tried: tokens may be the same by chance."""
+_TURNS = 3.0
+"""Radians by which a sine goes on where a logit changes by one standard deviation."""
+_SHARPENED = 512
+"""By so much a sine may multiply rounding: turns, over the least spread, and as much again."""
 _ROWS = 8
 """Sources of a batch: of as many some end before others."""
 
@@ -31,7 +35,9 @@ def judge_translation(case: Case, manners: Sequence[str]) -> None:
     built = case.copy_of(case.built(dtype=judged_dtypes(case.bench)[-1]))
     if isinstance(built.module, nn.Module):
         favoured = [1, 2, 3, case.integer("favoured", 0, built.config.vocab_size - 1)]
-        case.apply(favour, built.module, built.config.vocab_size, favoured)
+        some = case.tokens(2 * _ROWS, 6)
+        begun = torch.full_like(some[:, :1], _first_token(case, built, some))
+        case.apply(favour, built.module, built.config.vocab_size, favoured, case.caller(built, some, begun))
     source, steps = case.tokens(_ROWS, case.integer("S", 3, 6)), case.integer("steps", 4, 9)
     for manner in manners[:2]:
         is_cached = manner != manners[0]
@@ -43,23 +49,42 @@ def judge_translation(case: Case, manners: Sequence[str]) -> None:
     case.witness()
 
 
-def favour(module: nn.Module, size: int, tokens: list[int]) -> None:
+def _first_token(case: Case, built: Built, source: Tensor) -> int:
+    """Return the token that a translation begins with, as our own tokens are counted."""
+    with off_the_record(case):
+        got = _generated(case, built, source[:1], 2, False)
+    return min(int(got[0, 0]), built.config.vocab_size - 1)
+
+
+def favour(module: nn.Module, size: int, tokens: list[int], run: Callable[[], Tensor]) -> None:
     """Have a model give some tokens alone, a row's end among them: it is one of the first ids, and seldom the best one.
+
+    Which of them is the best is made to go with all that stands before, by a sine of its logit, as fast as sources part
+    the logits of the first word: else a text may be one word over and over, whatever the source.
 
     Args:
         module: whose last map to the vocabulary is hooked.
         size: of the vocabulary.
         tokens: ids.
+        run: calls it on some sources, with the first token alone.
     """
     maps = [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features in (size, size + 1)]
+    seen: list[Tensor] = []
 
     def lowered(part: nn.Module, given: tuple[Tensor], logits: Tensor) -> Tensor:
         kept = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
         kept[torch.tensor(tokens)] = True
-        return torch.where(kept, logits, logits - 1e3)
+        spread = seen[0].std(0).clamp(min=1e-2 * size_of(seen[0]))
+        even = (_TURNS * (logits - seen[0].mean(0)) / spread).sin()
+        return torch.where(kept, even, even - 1e3)
 
     for last in maps[-1:]:
-        last.register_forward_hook(lowered)
+        noting = last.register_forward_hook(lambda _, given, logits: seen.append(logits.detach().flatten(0, -2)))
+        with torch.no_grad():
+            run()
+        noting.remove()
+        if seen:
+            last.register_forward_hook(lowered)
 
 
 def _generated(case: Case, built: Built, source: Tensor, steps: int, use_cache: bool) -> Tensor:
@@ -95,6 +120,13 @@ def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str, cause: Callabl
         got=f"tokens {row[:length].tolist()}", expected=f"tokens {own[:length].tolist()}",
         cause=cause,
     )  # fmt: skip
+    cut = own[length:]
+    case.require(
+        (cut == own[length - 1]).all(), f"{manner} a row ends earlier in a batch than alone",
+        got=f"tokens {row.tolist()}", expected=f"tokens {own.tolist()}",
+        cause=lambda: "the rows of a batch end together, as soon as one of them has ended: the others are cut off "
+        "there (any() for all(), say)",
+    )  # fmt: skip
     behind = row[length:]
     case.require(
         (behind == behind[:1]).all(), f"{manner} a row goes on behind its end while others are not done",
@@ -112,7 +144,7 @@ def _judge_choices(case: Case, built: Built, source: Tensor, alone: list[Tensor]
             moved = _moved(built, case.call(built, source[b : b + 1], torch.zeros_like(own)[None]))
             ids = (own - moved).clamp(min=0)
             logits = case.call(built, source[b : b + 1], ids[None])[0].detach().double()
-        at = _first_other(logits, own, 2 * case.tolerance(built) * size_of(logits))
+        at = _first_other(logits, own, _SHARPENED * case.tolerance(built))
         if at is None:
             continue
         stop, is_tail = int(own[at - 1]), bool((own[at:] == own[at]).all()) and at > 1
