@@ -58,6 +58,8 @@ def module_cause(
             return f"{told} (declare attention_scale if that is meant)"
     if config.num_heads > 1 and parts["k"].shape == parts["q"].shape and explains(num_heads=1, scale=scale):
         return "the output equals attention with one head"
+    if allow is not None and x is memory and (parts_told := _parts_of_queries(explains, allow)):
+        return parts_told
     for name, whose in (("q_bias", "queries"), ("k_bias", "keys"), ("v_bias", "values")):
         for factor, words in ((1 / scale, "is not scaled with them"), (scale, "is scaled twice"), (0.0, "is left out")):
             if name in parts and bool(parts[name].any()) and explains({**parts, name: factor * parts[name]}):
@@ -70,6 +72,19 @@ def module_cause(
 _OTHERS = {
     "k_bias": "the keys' bias", "q_bias": "the queries' bias", "k": "the keys' weights", "q": "the queries' weights",
 }  # fmt: skip
+
+
+def _parts_of_queries(explains: Callable[..., bool], allow: Tensor) -> str | None:
+    """Say that queries are taken in parts, and each part gets the rows of a causal mask that begin at the first key."""
+    length = allow.shape[-1]
+    for size in range(1, length):
+        rows = torch.arange(length, device=allow.device) % size
+        if explains(allow=allow & (torch.arange(length, device=allow.device)[None] <= rows[:, None])):
+            return (
+                f"queries are taken in parts of {size}, and the mask of each begins at key 0: query i of a part sees "
+                "keys 0 to i, not those up to its own place (a diagonal that does not move with the part)"
+            )
+    return None
 
 
 def _convention(case: Case, built: Built, got: Tensor, x: Tensor, memory: Tensor) -> str | None:

@@ -52,6 +52,17 @@ def wrong_tables(length: int, width: int, base: float) -> Iterator[tuple[str, Ca
             "updated one after the other, not at once, so that it is no rotation",
             partial(scanned, sine_first=first == "sine"),
         )
+    angles = position * base ** (-2 * pair / width)
+
+    def paired(second: Callable[[], Tensor]) -> Tensor:
+        return torch.stack([angles.sin(), second()], -1).flatten(1)[:, :width]
+
+    for told, in_place in (
+        ("the negative sine in the place of the cosine: a phase of pi, not of pi / 2", lambda: -angles.sin()),
+        ("the sine in the place of the cosine, too: no phase", lambda: angles.sin()),
+        ("the negative cosine: a phase of the wrong sign", lambda: -angles.cos()),
+    ):
+        yield told, partial(paired, in_place)
     yield "frequencies base^(-i/d) instead of base^(-2i/d)", lambda: woven(base ** (-pair / width))
     yield (
         "frequencies base^(-4i/d): the channel index was doubled once more",

@@ -303,9 +303,22 @@ def the_memory_is_read(case: Case) -> None:
         first = torch.cat([other.other(target)[:, :1], target[:, 1:]], dim=1)
         case.close(
             other(first)[:, 1:], other(target)[:, 1:], "replacing one query changes the outputs of others",
-            cause=lambda: "weights are shared out among queries: the softmax, or a mean, runs over them",
+            cause=lambda: _of_other_queries(other, first, target),
         )  # fmt: skip
     case.witness()
+
+
+def _of_other_queries(stream: Stream, changed: Tensor, target: Tensor) -> str:
+    """Tell what is shared among queries from rows of several samples that come out at one another's places."""
+    if torch.equal(stream(changed[:1])[:, 1:], stream(target[:1])[:, 1:]):
+        moved = (stream(changed) != stream(target)).any(-1)[:, 1:].nonzero().tolist()
+        places = ", ".join(f"{t + 1} of sample {b}" for b, t in moved[:4])
+        return (
+            f"for one sample it is right; in a batch the first queries of {len(target)} samples move the outputs "
+            f"{places}{' ...' if len(moved) > 4 else ''}: rows of several samples are put together in another order "
+            "than theirs (chunks of queries that are flattened over samples before they are joined, say)"
+        )
+    return "weights are shared out among queries: the softmax, or a mean, runs over them"
 
 
 def _is_read(case: Case, stream: Stream, memory: Tensor, at: int) -> None:

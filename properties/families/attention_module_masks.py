@@ -69,7 +69,8 @@ def _lost_behind_a_hole(stream: Stream, x: Tensor, mask: Tensor, others: list[in
         changed = x.clone()
         changed[:, place] = stream.other(x)[:, place]
         rest = [t for t in others if t != place] if stream.per_position else slice(None)
-        if torch.equal(stream(changed, mask)[:, rest], stream(x, mask)[:, rest]):
+        is_seen = not torch.equal(stream(changed)[:, rest], stream(x)[:, rest])  # without a mask
+        if is_seen and torch.equal(stream(changed, mask)[:, rest], stream(x, mask)[:, rest]):
             lost.append(place)
     if not lost:
         return None

@@ -166,7 +166,14 @@ def the_noam_rate_rises_and_falls(case: Case) -> None:
         return factor * noam(step + moved)
 
     steps = sorted({1, 2, max(peak - 1, 1), peak, peak + 1, case.integer("step", 1, 4 * warmup + 8)})
-    _follows(case, built, formula, steps, formula(max(peak - moved, 1)))
+
+    def since(more: int) -> Rates:
+        """Return the rates by the steps since the end of the warm-up."""
+        highest = formula(max(peak - moved, 1))
+        return lambda s: formula(s) if s + moved <= peak else highest * max(s + moved - peak + more, 1) ** -0.5
+
+    told = "behind the warm-up the steps since its end stand under the root, not all steps"
+    _follows(case, built, formula, steps, formula(max(peak - moved, 1)), [(told, since(n)) for n in (0, 1)])
     around = [_rate(case, built, max(step - moved, 1)) for step in (peak - 1, peak, peak + 1)]
     rates = torch.tensor(around, dtype=torch.float64)
     case.require(rates.max() <= rates[1] * (1 + _BOUND), "the rate is not highest at the end of the warm-up",

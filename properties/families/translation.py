@@ -180,12 +180,18 @@ def _other(case: Case, built: Built, source: Tensor, own: Tensor, at: int) -> st
     with torch.no_grad():
         moved = _moved(built, case.call(built, source, torch.zeros_like(own)[None]))
         ids = (own - moved).clamp(min=0)[None]
-        others = {
-            "the newest token is left out": ids[:, : at - 1],
-            "the newest token alone is given to the decoder": ids[:, at - 1 : at],
-            "the first token is left out": ids[:, 1:at],
+        others: tuple[tuple[str, Callable[[int], Tensor]], ...] = (
+            ("the newest token is left out", lambda step: ids[:, : max(step - 1, 1)]),
+            ("the newest token alone is given to the decoder", lambda step: ids[:, step - 1 : step]),
+            ("the first token is left out", lambda step: ids[:, min(1, step - 1) : step]),
+        )
+        end = next((step for step in range(at + 1, len(own)) if bool((own[step:] == own[step]).all())), len(own))
+        best = {
+            told: [int(case.call(built, source, given(step))[0, -1].argmax()) for step in range(1, len(own))]
+            for told, given in others
         }
-        for told, given in others.items():
-            if given.shape[1] and int(case.call(built, source, given)[0, -1].argmax()) == int(own[at]):
-                return f"it is the best token where {told}"
+        for last in (len(own), end):  # at every step, or up to the tail: at one alone it may be the best by chance
+            for told, tokens in best.items():
+                if tokens[: last - 1] == own[1:last].tolist():
+                    return f"it is the best token where {told}"
     return None

@@ -242,7 +242,7 @@ def stale_slot() -> Subject:
     "RP08",
     "Frequency cache keyed on length but not on offset",
     killed_by=("rotary.composition",),
-    cause="not the identity|earlier call",
+    cause="not the identity|of the call before",
 )
 def keyed_on_length() -> Subject:
     class Keyed(nn.Module):

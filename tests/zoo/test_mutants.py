@@ -35,6 +35,7 @@ WITHOUT_SCRIPT = {
         ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
         "the twin is built by the whole reference, which a script that imports nothing of ours cannot do",
     ),
+    "MS-in-place": "what it is given and what it returns are one tensor, which a script cannot name twice",
     "instances-cache": "what one instance leaves behind is there already when the case is written down",
     "IN-never-written": "what memory holds where nothing was written is no call that a script could make",
 }

@@ -100,7 +100,8 @@ def ones_cause(stream: Stream) -> str | None:
         elsewhere = attentions(lambda: masked(masked.stream.other(x)))
         for number, (a, b) in enumerate(zip(plain, other, strict=True)):
             if len(elsewhere) == len(plain) and (told := _filling(a, b, elsewhere[number], number, len(plain))):
-                return told
+                more = a.key.shape[-2] - x.shape[1]
+                return (_hidden_tokens(a, b, more) if masked.case.subject.kind == "classifier" else None) or told
             if told := _parted(a, b, number, len(plain), x.shape[1]):
                 return told
     return _left_out(masked, x, ones)
@@ -131,6 +132,19 @@ def _filling(a: Attended, b: Attended, elsewhere: Attended, number: int, many: i
         f"without a mask, filling is attended: attention {number + 1} of {many} gives the places {places} of a block "
         f"or row of keys, {what}, {float(rows.mean()):.2g} of the weight of a query that sees them; with a mask "
         "of ones they get none"
+    )
+
+
+def _hidden_tokens(a: Attended, b: Attended, more: int) -> str | None:
+    """Say that a mask of ones hides the tokens of a classifier's own, a class token say, in front or behind."""
+    gone = ((b.weights <= _LEAST) & (a.weights > _LEAST)).flatten(0, -2).any(0).nonzero().flatten().tolist()
+    length = a.key.shape[-2] - more
+    if more < 1 or not (gone == list(range(more)) or gone == list(range(length, length + more))):
+        return None
+    which = "class token" if more == 1 else f"{more} tokens of its own"
+    return (
+        f"once a mask is given, of ones even, the {which} (at {', '.join(map(str, gone))}) is hidden from all queries: "
+        "the mask's places for what the model adds are filled with False, where they are real"
     )
 
 
