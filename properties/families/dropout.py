@@ -19,7 +19,7 @@ from veriformer.properties.diagnosis.unsteady import DropoutLines
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.dropout_modes import bent_behind, masks_are_drawn_anew, modes_part
+from veriformer.properties.families.dropout_modes import bent_behind, masks_are_drawn_anew, modes_part, scale_cause
 from veriformer.properties.probes.directions import Directions
 from veriformer.properties.probes.dropping.dropouts import DropoutWatch, MaskWatch
 from veriformer.properties.probes.dropping.kept import wrong_factors
@@ -235,15 +235,8 @@ def the_mean_over_masks_is_the_output(case: Case) -> None:
     if bool(((mean - expected).abs() > bound).any()) and (bent := bent_behind(partial(_call, case, built, one))):
         case.does_not_apply(f"{bent} follows a dropout: the mean of what is not linear is another one")
     case.close(mean, expected, "the mean over many masks is not the output without dropout",
-               bound=bound, cause=lambda: _scale_cause(mean, expected, rate))  # fmt: skip
+               bound=bound, cause=lambda: scale_cause(mean, expected, rate))  # fmt: skip
     case.witness()
-
-
-def _scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:
-    ratio = float((mean * expected).sum() / expected.square().sum())
-    if abs(ratio - (1 - rate)) < 0.1 * rate:
-        return "what is kept is not scaled by 1 / (1 - p)"
-    return None
 
 
 @holds(

@@ -98,3 +98,11 @@ def masks_are_drawn_anew(case: Case, call: Callable[..., Tensor], without: Calla
             "the mask, or the seed that it is drawn with, is made once (when the model is built) and used in every step"
         ),
     )
+
+
+def scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:
+    """Say that what is kept is not scaled, where the mean over masks is that much less."""
+    ratio = float((mean * expected).sum() / expected.square().sum())
+    if abs(ratio - (1 - rate)) < 0.1 * rate:
+        return "what is kept is not scaled by 1 / (1 - p)"
+    return None
