@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veriformer.properties.diagnosis.attention.ghosts import ghosts_told, weight_of_ghosts
+from veriformer.properties.diagnosis.attention.ghosts import doubled_keys, ghosts_told, weight_of_ghosts
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.stream import Stream
 
@@ -19,4 +19,17 @@ def no_key_without_token(case: Case, stream: Stream) -> None:
         expected="all weight on the token itself",
         cause=lambda: ghosts_told(ghosts),
         asks=("sink", True),
+    )
+    times = case.apply(doubled_keys, case, stream)
+    case.equal(
+        times,
+        1,
+        "a token by itself is seen several times: it stands in the keys more than once",
+        got=f"{times} keys of one token",
+        expected="one key",
+        cause=lambda: (
+            "a token that is put before or behind the others besides (a sink, a global token, the edge of a window) "
+            "is not taken out of its usual place, and gets several times its weight"
+        ),
+        asks=("structure", "other"),
     )

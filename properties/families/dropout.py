@@ -266,7 +266,7 @@ def every_place_has_the_rate(case: Case) -> None:
                cause=lambda: "in train mode a dropped score is 0 before the softmax, which hides nothing: weights are "
                "what is to be dropped")  # fmt: skip
     without = _made(case, 0.0, built)
-    masks_are_drawn_anew(case, partial(_call, case, built, inputs), partial(_call, case, without, inputs))
+    masks_are_drawn_anew(case, built.module, run, partial(_call, case, without, inputs))
     _must_hand_on(case, built, without, inputs)
     factors = [] if case.subject.fact("structure") == "other" else (
         case.apply(wrong_factors, built.module, run, rate)

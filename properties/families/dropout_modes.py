@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.tracing.localize import where_it_enters
@@ -77,27 +77,40 @@ def bent_behind(call: Callable[..., Tensor]) -> str:
     return watch.bent
 
 
-def masks_are_drawn_anew(case: Case, call: Callable[..., Tensor], without: Callable[..., Tensor]) -> None:
+def masks_are_drawn_anew(
+    case: Case, module: nn.Module, run: Callable[[], Tensor], without: Callable[..., Tensor]
+) -> None:
     """Require that calls in train mode differ where one of them differs from eval mode, and none does without a rate.
 
     Args:
         case: that judges.
-        call: calls a model with a rate, in a mode, `training`, with a seed.
-        without: calls it without.
+        module: built with a rate.
+        run: calls it.
+        without: calls one that was built without, in a mode, `training`.
     """
-    first, *others = (call(training=True, seed=seed) for seed in (1, 2, 3))
     if not torch.equal(without(training=True), without(training=False)):
         return  # train mode is something else by itself
-    drops = not torch.equal(first, call(training=False))
     case.require(
-        not (drops and all(torch.equal(first, other) for other in others)),
+        ~case.apply(drops_the_same, module, run),
         "every call in train mode drops the same",
-        got="three equal outputs, other than without dropout",
+        got="three equal outputs, other than in eval mode",
         expected="a mask of its own for each call",
         cause=lambda: (
             "the mask, or the seed that it is drawn with, is made once (when the model is built) and used in every step"
         ),
     )
+
+
+def drops_the_same(module: nn.Module, run: Callable[[], Tensor]) -> Tensor:
+    """Return whether a model gives the same three times in train mode, and something else in eval mode."""
+    usual, made = run(), []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2, 3):
+            torch.manual_seed(seed)
+            module.train()
+            made.append(run())
+            module.eval()
+    return torch.tensor(all(torch.equal(made[0], other) for other in made) and not torch.equal(made[0], usual))
 
 
 def scale_cause(mean: Tensor, expected: Tensor, rate: float) -> str | None:

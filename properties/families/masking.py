@@ -140,9 +140,8 @@ def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: lis
 
 def _words_are_drawn_apart(case: Case, inputs: Tensor, changed: Tensor, size: int) -> None:
     """Require that what stands in at one place of a row says nothing of the next one: the same in one of V pairs."""
-    words = [row[at] for row, at in zip(inputs, changed, strict=True)]
-    same = torch.stack([(w[1:] == w[:-1]).sum() for w in words]).sum()
-    pairs = sum(max(len(w) - 1, 0) for w in words)
+    same = case.apply(alike_neighbours, inputs, changed)
+    pairs = int((changed.sum(1) - 1).clamp(min=0).sum())
     most = float(stats.binom.isf(FALSE_ALARM / 2, pairs, 1 / max(size - 1, 1))) if pairs else 0.0
     case.require(
         same <= most,
@@ -151,6 +150,12 @@ def _words_are_drawn_apart(case: Case, inputs: Tensor, changed: Tensor, size: in
         expected=f"{most:.0f} at most",
         cause=lambda: "one random word is drawn for a row, and stands in at all of its places",
     )
+
+
+def alike_neighbours(inputs: Tensor, changed: Tensor) -> Tensor:
+    """Return how many neighbours among the changed tokens of a row are the same."""
+    words = [row[at] for row, at in zip(inputs, changed, strict=True)]
+    return torch.stack([(w[1:] == w[:-1]).sum() for w in words]).sum()
 
 
 def _rows_are_drawn_apart(case: Case, chosen: Tensor, special: Tensor, probability: float) -> None:

@@ -16,7 +16,7 @@ from veriformer.properties.engine.calling import has_graph
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.residual_branches import attention_stays_in_the_stream
+from veriformer.properties.families.residual_branches import attention_stays_in_the_stream, raw_inputs
 from veriformer.properties.probes.module_parts import layer_lists, silence
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
@@ -215,7 +215,7 @@ def the_norm_stands_where_declared(case: Case) -> None:
             "a pre-LN layer does not keep the raw stream",
             got=f"a part of {float(drift):.3g}",
             expected="less than 0.1",
-            cause=lambda: _post_cause(square),
+            cause=lambda: _post_cause(square) or raw_inputs(case, built, x, large),
         )
         attention_stays_in_the_stream(case)
     elif built.is_fresh:

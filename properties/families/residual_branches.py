@@ -7,8 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.anatomy.norms import is_norm
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 
+_QUERY_KEY_VALUE = ("the queries", "the keys", "the values")
 _SEEN = 1e-6
 """Of the largest number that comes out; a change that is seen is far larger."""
 
@@ -72,3 +75,49 @@ def needed_beside_attention(module: nn.Module, run: Callable[[], Tensor], change
         if acting and needed.issuperset(acting):
             return acting
     return []
+
+
+def raw_inputs(case: Case, built: Built, x: Tensor, large: float) -> str | None:
+    """Name a part of a pre-norm layer that is given the stream as it is: what it gets grows with the stream.
+
+    Args:
+        case: of the violation.
+        built: the layer.
+        x: `[B, T, D]`.
+        large: a factor on it.
+    """
+    seen: list[dict[tuple[str, int], Tensor]] = []
+    for scale in (1.0, large):
+        got: dict[tuple[str, int], Tensor] = {}
+
+        def note(name: str, got: dict[tuple[str, int], Tensor] = got) -> Callable[..., None]:
+            def keep(_: nn.Module, args: tuple[object, ...]) -> None:
+                for place, arg in enumerate(args):
+                    if isinstance(arg, Tensor) and arg.is_floating_point():
+                        got.setdefault((name, place), arg.detach().double())
+
+            return keep
+
+        parts = [(n, m) for n, m in built.module.named_modules() if n and not is_norm(m)]
+        hooks = [m.register_forward_pre_hook(note(n)) for n, m in parts]
+        try:
+            with torch.no_grad():
+                case.call(built, x * scale)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        seen.append(got)
+    one, two = seen
+    named = dict(built.module.named_modules())
+    raw = [
+        (name, place)
+        for (name, place), given in one.items()
+        if (name, place) in two and float(two[name, place].norm()) > 0.1 * large * float(given.norm()) > 0
+    ]
+    if not raw:
+        return None
+    name = raw[0][0]
+    part, places = named[name], [place for other, place in raw if other == name]
+    words = [_QUERY_KEY_VALUE[p] if isinstance(part, nn.MultiheadAttention) and p < 3 else f"input {p}" for p in places]
+    kind = type(part).__name__
+    return f"{name} ({kind}) is given the stream as it is, without its norm: {', '.join(words)}"

@@ -120,9 +120,8 @@ def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str, cause: Callabl
         got=f"tokens {row[:length].tolist()}", expected=f"tokens {own[:length].tolist()}",
         cause=cause,
     )  # fmt: skip
-    cut = own[length:]
-    case.require(
-        (cut == own[length - 1]).all(), f"{manner} a row ends earlier in a batch than alone",
+    case.equal(
+        case.apply(lost_behind, row, own), [], f"{manner} a row ends earlier in a batch than alone",
         got=f"tokens {row.tolist()}", expected=f"tokens {own.tolist()}",
         cause=lambda: "the rows of a batch end together, as soon as one of them has ended: the others are cut off "
         "there (any() for all(), say)",
@@ -134,6 +133,12 @@ def _judge_end(case: Case, row: Tensor, own: Tensor, manner: str, cause: Callabl
         cause=lambda: f"a row that has ended, behind {len(own) - 1} tokens, goes on getting words: nothing keeps what "
         "it is given to padding",
     )  # fmt: skip
+
+
+def lost_behind(row: Tensor, own: Tensor) -> list[int]:
+    """Return the tokens of a row alone that are cut off in a batch, without a tail of one token."""
+    lost: list[int] = own[len(row) :].tolist()
+    return [] if all(token == int(row[-1]) for token in lost) else lost
 
 
 def _judge_choices(case: Case, built: Built, source: Tensor, alone: list[Tensor], manner: str) -> None:

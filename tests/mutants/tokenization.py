@@ -190,3 +190,24 @@ def stale_counts() -> Subject:
         return BytePairEncoding(merges)
 
     return byte_pairs(train=train)
+
+
+@fault(
+    "TK-unknown-rest",
+    "Where no piece fits, the pieces found before stay and one unknown token stands for the rest of the word",
+    killed_by=("tokenizer.wordpiece",),
+    cause="the pieces found before stay",
+)
+def unknown_rest() -> Subject:
+    def forward(model: Any, text: str) -> list[int]:
+        ids: list[int] = []
+        for symbols in SHIPPED["wordpiece"].words(model, text):  # type: ignore[misc]
+            word, start = "".join(symbol.removeprefix("##") for symbol in symbols), 0
+            while start < len(word):
+                mark = "##" if start else ""
+                fits = [n for n in range(start + 1, len(word) + 1) if mark + word[start:n] in model.vocabulary]
+                ids.append(model.vocabulary[mark + word[start : fits[-1]]] if fits else model.vocabulary["[UNK]"])
+                start = fits[-1] if fits else len(word)
+        return ids
+
+    return replace(SHIPPED["wordpiece"], forward=put(forward, instead_of=encode))

@@ -30,7 +30,17 @@ def its_own(source: Tensor) -> Tensor:
     return source
 
 
-def translator(keep: Keep = padded, seen: Callable[[Tensor], Tensor] = all_of_it, of: Any = its_own) -> Subject:
+def all_done(done: Tensor) -> Tensor:
+    return done.all()
+
+
+def translator(
+    keep: Keep = padded,
+    seen: Callable[[Tensor], Tensor] = all_of_it,
+    of: Any = its_own,
+    ends: Callable[[Tensor], Tensor] = all_done,
+) -> Subject:
+    ends = ends if ends is all_done else put(ends, instead_of=all_done)
     keep = keep if keep is padded else put(keep, instead_of=padded)
     seen = seen if seen is all_of_it else put(seen, instead_of=all_of_it)
     of = of if of is its_own else put(of, instead_of=its_own)
@@ -42,7 +52,7 @@ def translator(keep: Keep = padded, seen: Callable[[Tensor], Tensor] = all_of_it
             token = keep(model(of(source), seen(text))[:, -1].argmax(-1), done)
             text = torch.cat([text, token[:, None]], dim=1)
             done = done | (token == END)
-            if bool(done.all()):
+            if bool(ends(done)):
                 break
         return text
 
@@ -93,3 +103,13 @@ def newest() -> Subject:
 )
 def first_source() -> Subject:
     return translator(of=lambda source: source[:1].expand_as(source))
+
+
+@fault(
+    "translate-cut-off",
+    "Generation ends for all rows as soon as one has ended",
+    killed_by=("decoding.generate",),
+    cause="end together, as soon as one of them has ended",
+)
+def cut_off() -> Subject:
+    return translator(ends=lambda done: done.any())

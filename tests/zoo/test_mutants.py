@@ -27,7 +27,9 @@ MISLED = {
 """Faults whose likely cause is named wrongly, each with the reason; the kill matrix counts them as wrong."""
 
 WITHOUT_SCRIPT = {
-    "AT-ghost-keys": "what goes into a softmax inside the model is watched while it runs",
+    **dict.fromkeys(
+        ("AT-ghost-keys", "AT-sinks-twice"), "what goes into a softmax inside the model is watched while it runs"
+    ),
     "RS-norm-of-branch": "the parts of the model are read by what flows through it",
     "PM-mean-of-blocks": "what is pooled and what comes of it is watched while the model runs",
     "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",

@@ -65,15 +65,7 @@ def weight_of_ghosts(case: Case, stream: Stream) -> tuple[float, int] | None:
         case: whose generator draws the tokens.
         stream: model that takes sequences.
     """
-    try:
-        with off_the_record(case), torch.no_grad(), _Rows() as rows:
-            stream(stream.draw(_SAMPLES, 1))
-    except (SubjectError, RuntimeError, ValueError, IndexError, TypeError):
-        return None
-    for scores, weights in rows.seen:
-        if len(scores) % _SAMPLES:
-            continue
-        each, shares = (x.reshape(_SAMPLES, -1, x.shape[-1]) for x in (scores, weights))
+    for each, shares in _rows_of_one_token(case, stream):
         is_one = (each == each[:1]).all(0) & (shares > _LEAST).all(0)  # [rows, S]
         moves = (each != each[:1]).any(0) & (shares > _LEAST).any(0)
         is_one &= moves.any(-1, keepdim=True)
@@ -82,6 +74,38 @@ def weight_of_ghosts(case: Case, stream: Stream) -> tuple[float, int] | None:
             row = is_one.any(-1)
             return float((shares * is_one)[:, row].sum(-1).mean()), int(is_one[row][0].sum())
     return None
+
+
+def doubled_keys(case: Case, stream: Stream) -> int:
+    """Return how many keys a sequence of one token has that are seen and are one key again and again; 1 is right.
+
+    Args:
+        case: whose generator draws the tokens.
+        stream: model that takes sequences.
+    """
+    for each, shares in _rows_of_one_token(case, stream):
+        seen = (shares > _LEAST).all(0)  # [rows, S]
+        for scores, keys in zip(each.transpose(0, 1), seen, strict=True):
+            own = scores[:, keys]  # [samples, S']
+            alike = (own[:, :, None] == own[:, None]).all(0)
+            moves = bool((own != own[:1]).any())
+            if moves and own.shape[1] > 1 and bool(alike.all()):
+                return own.shape[1]
+    return 1
+
+
+def _rows_of_one_token(case: Case, stream: Stream) -> list[tuple[Tensor, Tensor]]:
+    """Return scores and weights `[samples, rows, S]` of every softmax over sequences of one token."""
+    try:
+        with off_the_record(case), torch.no_grad(), _Rows() as noted:
+            stream(stream.draw(_SAMPLES, 1))
+    except (SubjectError, RuntimeError, ValueError, IndexError, TypeError):
+        return []
+    return [
+        (scores.reshape(_SAMPLES, -1, scores.shape[-1]), weights.reshape(_SAMPLES, -1, weights.shape[-1]))
+        for scores, weights in noted.seen
+        if not len(scores) % _SAMPLES
+    ]
 
 
 def ghosts_told(ghosts: tuple[float, int] | None) -> str | None:
