@@ -84,6 +84,38 @@ def lanes_cause(case: Case) -> str | None:
     )
 
 
+def divisor_cause(case: Case) -> str | None:
+    """Say by what the sum of squares is divided in place of the number of channels: the size of a block, say.
+
+    Args:
+        case: of the violation.
+    """
+    if case.subject.build is None or case.subject.fact("norm") in ("none", "other"):
+        return None
+    counts: dict[int, int] = {}
+    with off_the_record(case):
+        for width in _FILLED_UP:
+            try:
+                inputs, outputs, centred = _called(case, width, 8)
+            except Exception:  # it refuses this width
+                continue
+            inner, outer = (z - z.mean(-1, keepdim=True) if centred else z for z in (inputs[0], outputs[0]))
+            slope = (inner * outer).sum(-1) / inner.square().sum(-1)
+            divisors = inner.square().sum(-1) * slope.square()
+            if not float((divisors - divisors.mean().round()).abs().max()) < 1e-2:
+                return None
+            counts[width] = int(divisors.mean().round())
+    if all(count == width for width, count in counts.items()):
+        return None
+    size = next((n for n in range(2, 129) if all(count == -(-w // n) * n for w, count in counts.items())), None)
+    is_power = all(count == 1 << (width - 1).bit_length() for width, count in counts.items())
+    if not (counts and (size or is_power)):
+        return None
+    to = f"the next multiple of {size}" if size else "the next power of two"
+    shown = ", ".join(f"{count} at width {width}" for width, count in sorted(counts.items())[:3])
+    return f"the sum of squares is divided by {to} ({shown}), the size of a block, not by the number of channels"
+
+
 def _called(case: Case, width: int, tokens: int) -> tuple[Tensor, Tensor, bool]:
     config = replace(case.config(), d_model=width, num_heads=1, num_key_value_heads=1)
     built = case.bench.pool.fresh(config, judged_dtypes(case.bench)[-1], raw=True)

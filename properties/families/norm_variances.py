@@ -10,7 +10,7 @@ from torch import Tensor
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.norms import lanes_cause, wrong_widths
+from veriformer.properties.diagnosis.norms import divisor_cause, lanes_cause, wrong_widths
 from veriformer.properties.engine.case import Case
 from veriformer.properties.formulas.norms import eps_cause, norm_cause, one_pass_cause
 from veriformer.properties.formulas.variances import variance_cause, variance_factor
@@ -22,7 +22,7 @@ _TOKENS = 16
 
 def definition_cause(case: Case, built: Built, model: NormModel, x: Tensor, bound: float) -> str | None:
     """Try the usual slips on this case and on small tokens: the one whose formula gives the answers is the cause."""
-    if told := lanes_cause(case):
+    if told := lanes_cause(case) or divisor_cause(case):
         return told
     with off_the_record(case):
         call = case.caller(built)
@@ -57,7 +57,7 @@ def used_variance(case: Case) -> str | None:
     Args:
         case: of the violation; gains are ones and biases zeros where the norm is as built.
     """
-    if told := lanes_cause(case):
+    if told := lanes_cause(case) or divisor_cause(case):
         return told
     with off_the_record(case):
         return _told(case, variance_cause)
