@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
+from veriformer.properties.causes.tracing.lone_axes import lone_axis_opinion
 from veriformer.properties.diagnosis.attention.ghosts import ghost_opinion
 from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.merged import merge_opinion
@@ -102,6 +103,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(rotation_cause, ("rotary",), ("rotary.",)),
     Opinion(precision_cause, _ORDINARY, ("numerics.precision-ladder",)),
     Opinion(lookup_opinion, _WHOLE, ("permutation.broken", "positions.order", "parameters.all-used"), "before"),
+    Opinion(lone_axis_opinion, _ORDINARY, ("padding.", "parameters.all-used", "training."), "before"),
     Opinion(overwriting_opinion, _ORDINARY, _OF_ROUTES, "before"),
     Opinion(written_opinion, (*_WHOLE, "layer"), ("anatomy.residual", "residual.", "layer.composition"), "before"),
     Opinion(misplaced, (*SEQUENCES, *TOKENWISE), _OF_ROWS),

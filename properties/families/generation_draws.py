@@ -135,6 +135,16 @@ def draws_cause(counts: Tensor, said: Tensor, whole: Tensor, temperature: float)
     if int((counts > 0).sum()) == 1:
         return "all samples of a batch get one and the same draw"
     among = said > 0
+    if len(whole) == len(said) and not bool(among.all()):
+        kept = torch.where(among, whole, 0.0)
+        for place, words in ((-1, "last"), (0, "first")):
+            rest = kept.clone()
+            rest[place] += 1 - float(kept.sum())
+            if float(chance_of(counts, rest)) > _FITS:
+                return (
+                    f"the probability of all tokens that are cut goes to the {words} id: a number up to 1 is looked up "
+                    "in sums of what is kept, which end below 1"
+                )
     if outside := int(counts[said <= 0].sum()):
         told = f"{outside} of {int(counts.sum())} draws are of tokens whose returned probability is 0"
         ranked = torch.where(torch.arange(len(said)) < int(among.sum()), said.sort(descending=True).values, 0.0)
