@@ -21,7 +21,7 @@ from veriformer.properties.definitions.rounding import rounding_bound
 from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import excludes_fact, is_one_network, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.feed_forward_rows import inputs_of_many_tokens, many_tokens
+from veriformer.properties.families.feed_forward_rows import inputs_of_many_tokens, many_tokens, unused_experts_cause
 from veriformer.properties.families.row_gradients import gradients_add_up
 from veriformer.properties.formulas.feed_forwards import feed_forward_cause
 from veriformer.reference.counting import feed_forward_parameters
@@ -47,7 +47,8 @@ def each_token_by_itself(case: Case) -> None:
     x = case.normal(2, length, built.config.d_model, dtype=built.dtype)
     together = case.call(built, x)
     alone = case.call(built, x.reshape(2 * length, 1, -1)).reshape(together.shape)
-    case.close(together, alone, "a token gives another output among others than by itself")
+    case.close(together, alone, "a token gives another output among others than by itself",
+               cause=lambda: unused_experts_cause(case, built))  # fmt: skip
     token = case.integer("t", 0, length - 1)
     changed = x.clone()
     changed[:, token] = case.normal(2, x.shape[-1], dtype=built.dtype)

@@ -21,6 +21,8 @@ from veriformer.properties.engine.case import Case, Cause
 SHAPES = ((1, 1), (1, 5), (1, 63), (1, 65), (1, 129), (1, 257), (9, 5), (9, 129), (1, 1000))
 """Samples and tokens: fewer than a chunk of the usual sizes, nearly one, one token more than some, many."""
 
+_CROWD, _MIXTURES = 96, 42
+"""Tokens of which each expert gets some; and so many batches of 1 to 7 of them, in some of which one gets none."""
 _MOST = 1161
 _EDGES = (0, 62, 64, 128, 511)
 """Tokens about the edges of the usual chunks; the last one is looked at besides."""
@@ -71,6 +73,8 @@ def tokens_cause(case: Case, built: Built, x: Tensor, batch: int) -> str | None:
         x: tokens `[N, D]`.
         batch: number of samples that they are divided into.
     """
+    if told := unused_experts_cause(case, built):
+        return told
     with off_the_record(case):
         alone = torch.cat([case.call(built, part[:, None]).detach()[:, 0] for part in x.split(4)])
         limit = case.tolerance(built) * size_of(alone)
@@ -138,3 +142,32 @@ def inputs_of_many_tokens(case: Case, built: Built, name: str) -> Iterator[tuple
     if large is not None:
         told = partial(width_cause, case, built.dtype, name, width)
         yield large, x[:5].reshape(1, 5, -1), f"for a hidden width of {width} ", told
+
+
+def unused_experts_cause(case: Case, built: Built) -> str | None:
+    """Say that tokens are wrong where an expert before the last one in use is chosen by none, and right elsewhere.
+
+    Args:
+        case: of a token that gives another output among others.
+        built: a mixture of experts, whose router is known.
+    """
+    if case.subject.router is None:
+        return None
+    generator, seen = torch.Generator().manual_seed(1), set[tuple[bool, bool]]()
+    with off_the_record(case), torch.no_grad():
+        many = torch.randn(1, _CROWD, built.config.d_model, generator=generator, dtype=torch.float64)
+        many = many.to(case.bench.device, built.dtype)
+        chosen, right = case.ask("router", many, built=built)[0] > 0, case.call(built, many)
+        if not bool(chosen.any(0).all()):
+            return None
+        for trial in range(_MIXTURES):
+            few = torch.randperm(_CROWD, generator=generator)[: 1 + trial % 7]
+            used = chosen[few].any(0).nonzero().flatten()
+            off = (case.call(built, many[:, few]) - right[:, few]).abs().max()
+            seen.add((len(used) <= int(used.max()), float(off) > 1e-4 * size_of(right)))
+    if seen != {(True, True), (False, False)}:
+        return None
+    return (
+        "tokens are right where every expert up to the last one in use is chosen, and wrong where one of them gets no "
+        "token: runs of sorted tokens are paired with the experts from the first on, and empty ones are not counted"
+    )
