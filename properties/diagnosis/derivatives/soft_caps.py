@@ -28,6 +28,12 @@ def wrong_cap_slopes(scores: Tensor, capped: Tensor, cap: float) -> Iterator[tup
         1 - (capped / cap).tanh().square(),
     )
     yield f"the backward takes 1 - tanh(capped)^2: tanh is taken twice ({rule})", 1 - capped.tanh().square()
+    yield (
+        f"the backward takes 1 - capped^2 / c: the square stands inside of the division ({rule})",
+        1 - capped.square() / cap,
+    )
+    yield f"the backward takes 1 - s^2 / c with the score before the cap ({rule})", 1 - scores.square() / cap
+    yield f"the backward takes (1 - capped / c)^2: the whole is squared ({rule})", (1 - capped / cap).square()
     yield f"the backward takes 1 - capped / c: it is not squared ({rule})", 1 - capped / cap
     yield f"the backward takes 1 + (capped / c)^2: the sign is wrong ({rule})", 1 + (capped / cap).square()
     yield f"the backward takes (capped / c)^2: it is not subtracted from 1 ({rule})", (capped / cap).square()

@@ -43,7 +43,8 @@ def _another_logit(row: Tensor, off: dict[int, float], step: int, bound: float) 
     """Yield how the logit of the next id, or that of the one before, enters, where it explains each error."""
     beside = f"l {'-' if step < 0 else '+'} 1"
     top, whole = float(row.amax()), float(row.logsumexp(0))
-    edge = "; a label at the edge of a block of ids counts in the block beside it too" if len(off) > 1 else ""
+    edge = "; a label at the edge of a block (a shard) of ids counts in the block beside it too"
+    edge += ", whose end is taken for its last (<= for <)" if step < 0 else ""
     found: list[tuple[str, Callable[[int], float]]] = []
     if all(0 <= label + step < len(row) for label in off):
         near = {label: float(row[label + step]) for label in off}
