@@ -32,7 +32,7 @@ def masked_keys_of_modules_are_gone(case: Case) -> None:
             "masking keys is not the same as deleting them",
             cause=lambda: hiding_cause(stream),
         )
-    if case.subject.fact("padding_side", "both") == "both" and case.subject.fact("positions", "none") == "none":
+    if case.subject.fact("padding_side", "both") == "both" and case.subject.fact("positions") == "none":
         _a_hole_is_no_end(case, stream, x)
     leaf = x.detach().clone().requires_grad_()
     output = stream(leaf, mask)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.inputs import Inputs, ordinary
@@ -77,7 +78,7 @@ def _counts(case: Case, built: Built, name: str, parameter: nn.Parameter, part: 
         call = case.caller(built, *[x.to(case.bench.device) for x in drawn.tensors], *drawn.extras)
         values = case.normal(*shape, dtype=kept.dtype) * times * (3 * size_of(kept) or 1.0)
         changed = changed | case.apply(changes, call, parameter, axis, start, size, step, values)
-    if not bool(changed) and name in given_nothing(case, built):
+    if not bool(changed) and (name in given_nothing(case, built) or (whole and _learns_as_built(case, built, name))):
         return
     case.require(
         changed,
@@ -86,6 +87,30 @@ def _counts(case: Case, built: Built, name: str, parameter: nn.Parameter, part: 
         expected="a part of the output",
         cause=lambda: f"{words} {'is' if whole else 'are'} computed and not used, or cut off",
     )
+
+
+def _learns_as_built(case: Case, built: Built, name: str) -> bool:
+    """Whether a parameter has a gradient in a model with its own initial weights, as experts have that are chosen.
+
+    With weights that are drawn anew a router may give one expert nothing, whatever the token.
+    """
+    if not built.is_fresh:
+        return False
+    with off_the_record(case):
+        raw = case.bench.pool.get(built.config, built.dtype, raw=True)
+        parameter = dict(raw.module.named_parameters()).get(name)
+        if parameter is None:
+            return False
+        for _ in range(3):
+            drawn = ordinary(case.subject, raw.config, case.generator, raw.dtype)
+            output = case.call(raw, *[x.to(case.bench.device) for x in drawn.tensors], *drawn.extras)
+            if not output.requires_grad:
+                return False
+            weight = case.normal(*output.shape, dtype=output.dtype)
+            (gradient,) = torch.autograd.grad((output * weight).sum(), [parameter], allow_unused=True)
+            if gradient is not None and bool(gradient.any()):
+                return True
+    return False
 
 
 def _named(part: tuple[int, int, int, int], length: int) -> str:
