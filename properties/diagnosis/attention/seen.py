@@ -202,7 +202,13 @@ def _missing(read: Read, shown: Tensor) -> str | None:
         gets = "gets" if most == 1 else "get"
         told = f"{many} (of keys {_rows(keys)}) {gets} no weight from {who}: the keys end too early"
         queries, first = read.scores.shape[2], keys[0]
-        if queries <= first and bool((gone == read.allow & (torch.arange(gone.shape[-1]) >= first)).all()):
+        behind = bool((gone == read.allow & (torch.arange(gone.shape[-1]) >= first)).all())
+        if behind and queries > first and queries == gone.shape[-1]:
+            told += (
+                f"; no query sees a key from {first} on, not even those that stand there: a block of queries skips the "
+                "tiles that its first query does not reach, where its last one does"
+            )
+        elif behind and queries <= first:
             told += (
                 f"; no query sees a key from {first} on, and no key before is lost: what lies behind the {queries} "
                 "queries is skipped as if query i stood at key i (top-left), where the mask lets it see up to key "

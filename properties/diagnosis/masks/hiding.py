@@ -58,6 +58,8 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     side = "right" if masked.side == "right" or (masked.side == "both" and not causal) else "left"
     if told := _left_behind(masked, side):
         return told
+    if told := _decided_by_one(masked, side):
+        return told
     x = masked.draw(1)
     mask = masked.padded(x, [masked.real], side)
     hidden = [s for s in range(masked.length) if not mask[0, s]]
@@ -83,6 +85,25 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
             lambda: placed_cause(masked, amount_on) if amount_on else None,
         )
     return first_answer((*measures, lambda: amount_cause(masked, amount_on) if amount_on else None))
+
+
+def _decided_by_one(masked: Masked, side: str) -> str | None:
+    """Tell whether padding is hidden only where one sample of the batch, the first or the last, has some too."""
+    x, full, real = masked.draw(3), masked.length, masked.real
+    other = masked.stream.other(x)
+    seen = {}
+    for place, lengths in ((0, [full, real, real]), (2, [real, real, full]), (-1, [real, real, real])):
+        mask = masked.padded(x, lengths, side)
+        changed = torch.where(mask if x.ndim == 2 else mask[..., None], x, other)
+        before, after = masked(x, mask), masked(changed, mask)
+        seen[place] = bool(masked.at_real(masked.moved(after, before), mask).any())
+    if seen[-1] or seen[0] == seen[2]:
+        return None
+    which = "first" if seen[0] else "last"
+    return (
+        f"padding is hidden where the {which} sample of a batch has some, and seen in all others where it has none: "
+        f"the mask of the {which} sample alone decides whether a mask is applied"
+    )
 
 
 def _of_others(masked: Masked, side: str) -> str | None:
