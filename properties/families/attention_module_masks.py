@@ -33,7 +33,7 @@ def masked_keys_of_modules_are_gone(case: Case) -> None:
             cause=lambda: hiding_cause(stream),
         )
     if case.subject.fact("padding_side", "both") == "both" and case.subject.fact("positions") == "none":
-        _a_hole_is_no_end(case, stream, x)
+        _a_hole_is_no_end(case, stream, stream.draw(2, length))  # none of whose keys is loud
     leaf = x.detach().clone().requires_grad_()
     output = stream(leaf, mask)
     seen = output[:, :real] if stream.per_position else output
