@@ -108,8 +108,10 @@ def drops_the_same(module: nn.Module, run: Callable[[], Tensor]) -> Tensor:
         for seed in (1, 2, 3):
             torch.manual_seed(seed)
             module.train()
-            made.append(run())
-            module.eval()
+            try:
+                made.append(run())
+            finally:
+                module.eval()
     return torch.tensor(all(torch.equal(made[0], other) for other in made) and not torch.equal(made[0], usual))
 
 

@@ -49,6 +49,11 @@ def judge_translation(case: Case, manners: Sequence[str]) -> None:
     case.witness()
 
 
+def maps_to_words(module: nn.Module, size: int) -> list[nn.Linear]:
+    """Return the linear maps to a vocabulary, or to one token more."""
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features in (size, size + 1)]
+
+
 def _first_token(case: Case, built: Built, source: Tensor) -> int:
     """Return the token that a translation begins with, as our own tokens are counted."""
     with off_the_record(case):
@@ -68,8 +73,7 @@ def favour(module: nn.Module, size: int, tokens: list[int], run: Callable[[], Te
         tokens: ids.
         run: calls it on some sources, with the first token alone.
     """
-    maps = [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features in (size, size + 1)]
-    seen: list[Tensor] = []
+    maps, seen = maps_to_words(module, size), list[Tensor]()
 
     def lowered(part: nn.Module, given: tuple[Tensor], logits: Tensor) -> Tensor:
         kept = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -144,12 +148,13 @@ def lost_behind(row: Tensor, own: Tensor) -> list[int]:
 def _judge_choices(case: Case, built: Built, source: Tensor, alone: list[Tensor], manner: str) -> None:
     """Require that each token is the best one behind those before it, up to the row's end."""
     ends: set[int] = set()
+    sharpened = isinstance(built.module, nn.Module) and maps_to_words(built.module, built.config.vocab_size)
     for b, own in enumerate(alone):
         with torch.no_grad():
             moved = _moved(built, case.call(built, source[b : b + 1], torch.zeros_like(own)[None]))
             ids = (own - moved).clamp(min=0)
             logits = case.call(built, source[b : b + 1], ids[None])[0].detach().double()
-        at = _first_other(logits, own, _SHARPENED * case.tolerance(built))
+        at = _first_other(logits, own, case.tolerance(built) * (_SHARPENED if sharpened else 2 * size_of(logits)))
         if at is None:
             continue
         stop, is_tail = int(own[at - 1]), bool((own[at:] == own[at]).all()) and at > 1
