@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from veriformer.properties.anatomy.sources import Head, source_of
+from veriformer.properties.anatomy.sources import Head, sources_of
 from veriformer.properties.anatomy.traced import Product, Traced
 
 HIDDEN = 1e-25
@@ -225,10 +225,8 @@ def _with_sources(seen: Traced, readings: list[Attention], scored: int) -> Atten
     found = []
     nearest = sorted(readings, key=lambda r: float(r.misfit.nan_to_num(torch.inf).amax()))
     for one in [r for r in readings if r.is_followed(seen.limit)] or nearest:
-        heads = range(one.query.shape[1])
-        query = [source_of(seen, one.query[:, h], scored) for h in heads]
-        key = [source_of(seen, one.key[:, h], scored) for h in heads]
-        value = [source_of(seen, one.value[:, h], one.when) for h in heads]
+        query, key = (sources_of(seen, x, scored) for x in (one.query, one.key))
+        value = sources_of(seen, one.value, one.when)
         found.append(replace(one, query_from=query, key_from=key, value_from=value))
         if all(h is not None for h in (*query, *key)):
             break

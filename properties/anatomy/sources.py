@@ -85,18 +85,32 @@ def source_of(seen: Traced, part: Tensor, before: int) -> Head | None:
         part: `[B, T, K]`.
         before: number of the value at which they were used.
     """
-    _, length, width = part.shape
-    norms = part.norm(dim=-1).flatten()
-    if not float(norms.min()) > 0 or float(norms.std() / norms.mean()) < 1e-3:
-        return None  # of one norm: normalised, or nothing to tell by
-    table = _table(seen, length, width)
+    return sources_of(seen, part[:, None], before)[0]
+
+
+def sources_of(seen: Traced, heads: Tensor, before: int) -> list[Head | None]:
+    """Return `source_of` for each of several heads `[B, H, T, K]`."""
+    _, many, length, width = heads.shape
+    norms = heads.norm(dim=-1).transpose(0, 1).flatten(1)  # [H, B T]
+    # of one norm: normalised, or nothing to tell by
+    tells = ((norms.amin(-1) > 0) & ~(norms.std(-1) / norms.mean(-1) < 1e-3)).tolist()
+    table = _table(seen, length, width) if any(tells) else None
     if table is None:
-        return None
+        return [None] * many
+    products, whole, most = table.sizes @ norms.T, norms.square().sum(-1), seen.limit * norms.amax(-1)
+    left = whole - products.square() / table.squares[:, None]  # the sum of squared errors, to which the largest is one
+    near = left <= norms.shape[1] * most**2 + 1e-10 * whole
+    return [
+        _nearest(seen, table, norms[h], products[:, h], near[:, h], width, before) if tells[h] else None
+        for h in range(many)
+    ]
+
+
+def _nearest(
+    seen: Traced, table: _Table, norms: Tensor, products: Tensor, near: Tensor, width: int, before: int
+) -> Head | None:
     most = seen.limit * float(norms.max())
-    products, whole = table.sizes @ norms, float(norms.square().sum())
-    left = whole - products.square() / table.squares  # the sum of squared errors, to which the largest is one
-    near = (left <= len(norms) * most**2 + 1e-10 * whole).nonzero().flatten().tolist()
-    for owner, rows in groupby(near, key=table.owners.__getitem__):
+    for owner, rows in groupby(near.nonzero().flatten().tolist(), key=table.owners.__getitem__):
         number, parts = table.parts[owner]
         if number >= before:
             continue

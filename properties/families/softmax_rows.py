@@ -107,6 +107,7 @@ def _place(row: Tensor, kind: int, peak: float, at: int) -> None:
     source="Definition; Higham 2002, section 4.2; block by block: Milakov & Gimelshein 2018, algorithm 3.",
     kinds=("softmax",),
     unless=excludes_fact("sink"),
+    examples_factor=0.6,
     catches=("SM04", "SM05", "SM08"),
 )
 def every_block_counts(case: Case) -> None:
