@@ -72,6 +72,7 @@ def num_operations(run: Callable[[], object]) -> Tensor:
     source=_VASWANI,
     kinds=COUNTED,
     level="extended",
+    requires=("causality.no-future-gradient",),  # where who sees whom is asked, its work is in question too
     unless=(needs_module, why_unknown, excludes_fact("batch_coupled"), excludes_fact("structure", "other")),
     asks=("structure", "other"),
     examples_factor=0.5,

@@ -18,6 +18,7 @@ from veriformer.properties.diagnosis.caches.beams import beam_cause
 from veriformer.properties.diagnosis.caches.cached import cache_cause
 from veriformer.properties.diagnosis.caches.padded_cache import padded_cause
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.chunked import cached_outputs
 from veriformer.properties.engine.premises import excludes_fact, needs_mask, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.causality import leak_of
@@ -50,10 +51,7 @@ def with_cache(
     given = {name: value for name, value in offered.items() if value is not None}
     with torch.no_grad():  # as in generation: a cache that a model keeps holds no graph
         before = () if source is None else (source,)
-        output = case.bench.call(case.subject.cache, built.module, *before, chunks, **given)
-    if not isinstance(output, Tensor):
-        raise SubjectError(f"cache returned {type(output).__name__}; outputs [B, T, *] of all chunks are required")
-    return output
+        return cached_outputs(case.bench, built.module, *before, chunks, **given)
 
 
 def cut(case: Case, x: Tensor, pads: int = 0) -> list[Tensor]:

@@ -236,10 +236,16 @@ def tied_embeddings(bench: Workbench) -> Iterator[Finding]:
     maps = [m for m in built.module.modules() if isinstance(m, nn.Linear)]
     if any(id(m.weight) in tables for m in maps) or any(id(p) in tables for p in _own(built.module)):
         yield Finding("tied", True, "one parameter embeds tokens and projects to the vocabulary")
-    elif any(m.out_features in _rows(built.config.vocab_size) for m in maps) or _maps_back(built, tables):
+    elif all(_has_head(bench.pool.get(c, torch.float32)) for c in bench.configs[:2]) or _maps_back(built, tables):
         yield Finding(
             "tied", False, "embedding and output projection are two parameters", told=False, asks=_copied(bench)
         )
+
+
+def _has_head(built: Built) -> bool:
+    """Whether a map gives as many channels as there are tokens: at one size another width may be that by chance."""
+    maps = (m for m in built.module.modules() if isinstance(m, nn.Linear))
+    return any(m.out_features in _rows(built.config.vocab_size) for m in maps)
 
 
 def _rows(vocab_size: int) -> tuple[int, int]:

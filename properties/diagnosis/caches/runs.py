@@ -13,6 +13,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import Attended, attentions
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.chunked import cached_outputs
 
 BATCH = 5  # no other size of the small models
 
@@ -64,8 +65,7 @@ class CachedRuns:
         model = (on or self.clean()).module
         with torch.no_grad():
             chunks = list(x.split(list(sizes), dim=1))
-            output = self.case.bench.call(self.case.subject.cache, model, *self._sources(x), chunks, **given)
-        return output if isinstance(output, Tensor) else torch.empty(0)
+            return cached_outputs(self.case.bench, model, *self._sources(x), chunks, **given)
 
     def whole(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the outputs of the whole sequence at once."""
