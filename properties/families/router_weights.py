@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.flow import flow
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.expert_parts import every_chosen_expert_has_a_part, overwritten
 from veriformer.properties.families.mixtures import Mixture, misfit_of_ratios, mixtures
 from veriformer.properties.subject.subject import Subject
 
@@ -53,12 +55,12 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
     module = built.module
     if not isinstance(module, nn.Module):
         case.does_not_apply("it is no torch module")
-    if not any(isinstance(m, nn.ModuleList) for m in module.modules()):
-        case.does_not_apply("it holds no list of modules that may be experts")
     run = case.caller(built, *inputs)
     if case.subject.router and case.subject.kind == "feed_forward":
         _as_the_router_says(case, built, inputs[0], run)
         return
+    if not any(isinstance(m, nn.ModuleList) for m in module.modules()):
+        case.does_not_apply("it holds no list of modules that may be experts")
     found = _of_several(module, run)
     if not found:
         case.does_not_apply("no mixture of experts of which a token takes several was recognised")
@@ -77,12 +79,13 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
     )
 
 
-def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Callable[[], object]) -> None:
+def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Caller) -> None:
     """Require that experts are mixed by the weights that the subject's `router` gives."""
     told = case.ask("router", x, built=built).detach().double().flatten(0, -2)
     found = [m for m in mixtures(built.module, run) if m.gates.shape == told.shape]
     if len(found) != 1:
-        case.does_not_apply("no mixture of as many experts as its router weighs was recognised")
+        every_chosen_expert_has_a_part(case, built, x, run)
+        return
     gates = case.apply(gates_of, built.module, run, len(told))
     factor = (gates * told).sum() / told.square().sum()  # what stands behind the experts has one, an activation say
     case.witness()
@@ -98,15 +101,17 @@ def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Callable[[], o
 
 def _fewer(one: Mixture, told: Tensor) -> str | None:
     """Say that fewer experts have a part in a token than the router gives weights to, where that is seen."""
-    mixed, given = (one.gates != 0).sum(1), (told != 0).sum(1)
-    if not bool((mixed <= given).all()) or not bool((mixed < given).any()):
-        return None
-    if bool((mixed == 1).all()):
-        last = (one.gates != 0).double().argmax(1)
-        places = torch.arange(told.shape[1]) * (told != 0)
-        which = ", the one that is called last" if bool((last == places.argmax(1)).all()) else ""
-        return f"of the experts that a token is given to one alone has a part in it{which}: they overwrite one another"
-    return "of the experts that a token is given to some have no part in it: they overwrite one another, or are dropped"
+    mixed, given = one.gates != 0, told != 0
+    if bool((mixed <= given).all()) and bool((mixed != given).any()):
+        return overwritten(mixed, given)
+    kept = (one.gates.sum(1) - told.sum(1)).abs() <= _LARGEST
+    if bool(kept.all()) and not bool((mixed <= given).all()):
+        off = int((mixed != given).any(1).sum())
+        return (
+            f"{off} of {len(told)} tokens are given what other experts made, each place with the weight that is due "
+            "there: what sorted rows gave is not put back in the inverse of the order that they were sorted in"
+        )
+    return None
 
 
 def _exchanged(gates: Tensor, told: Tensor) -> str | None:
