@@ -15,6 +15,7 @@ from veriformer.properties.counterexamples.names import FEW, SMALL
 from veriformer.properties.counterexamples.program import Program
 from veriformer.properties.counterexamples.recorder import Recorder
 from veriformer.properties.counterexamples.script import script
+from veriformer.properties.diagnosis.masks.amount import PROVEN
 from veriformer.properties.diagnosis.opinions import cause_of
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RecordedDraws
@@ -55,6 +56,8 @@ def with_cause(prop: Property, bench: Workbench, found: Counterexample, cause: s
         found.script = _written(prop, bench, found) or found.script
 
 
+_LINE = re.compile(r"\w+\.py:\d+")
+
 _PLACE = re.compile(
     r"\.py:\d|its place in the batch|^influence from \d|^no influence from|in the forward of|sees keys that"
     r"|no bias, or one number|lost or hidden|is no rotation by|comes out [0-9.]+ times|^it begins with|^fails wherever"
@@ -68,7 +71,13 @@ _PLACE = re.compile(
 
 def says_what_is_wrong(cause: str) -> bool:
     """Whether a cause says more than where, or that, something goes wrong."""
-    return bool(cause) and not _PLACE.search(cause)
+    return bool(cause) and (cause.endswith(PROVEN) or not _PLACE.search(cause))
+
+
+def names_another_line(cause: str, repair: str) -> bool:
+    """Whether a cause was proven at a line of code, and a repair changes another one."""
+    proven = cause.endswith(PROVEN) and _LINE.findall(cause)
+    return bool(proven) and not set(proven) & set(_LINE.findall(repair))
 
 
 _ONE_SCREEN = 60  # lines

@@ -225,13 +225,28 @@ def _texts(
     for number, (prompt, more) in enumerate(prompts):
         try:
             text, drawn = case.ask("sampling", prompt, more, built=built, **given)
-        except SubjectError:
+        except SubjectError as problem:
             if number:
                 return  # it says that it ends there
+            if all(_can_be_drawn(case, built, one[None], more, given) for one in prompt):
+                what = "a threshold of top_k, say" if top_k else "what is drawn from"
+                raise SubjectError(
+                    f"of two samples together nothing can be drawn, each alone can be: one of them is cut by what is "
+                    f"that of the other, {what}: {problem}"
+                ) from problem
             raise
         if text.shape != (2, prompt.shape[1] + more) or drawn.shape[:2] != (2, more):
             raise SubjectError("sampling did not return tokens [B, T + steps] and probabilities [B, steps, V]")
         yield text, case.apply(as_weights, drawn)
+
+
+def _can_be_drawn(case: Case, built: Built, prompt: Tensor, steps: int, given: dict[str, Any]) -> bool:
+    try:
+        with off_the_record(case):
+            case.ask("sampling", prompt, steps, built=built, **given)
+    except SubjectError:
+        return False
+    return True
 
 
 def _last(case: Case, built: Built, context: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from veriformer.properties.bench.measured import takes_padding_alone
 from veriformer.properties.bench.pool import LARGE, callable_subject, parameters_of
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.counterexamples.record import says_what_is_wrong, with_cause
+from veriformer.properties.counterexamples.record import names_another_line, says_what_is_wrong, with_cause
 from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property
@@ -226,7 +226,11 @@ class Judge:
             told = repairs_of(self._bench, [
                 Failure(known[r.id], r.counterexample.choices, r.outcome != FAIL) for r in failures if r.counterexample
             ])  # fmt: skip
-            changed = [r for r in silent if r.id in told]
+            proven_elsewhere = {
+                told[r.id] for r in failures
+                if r.id in told and r.counterexample and names_another_line(r.counterexample.cause, told[r.id])
+            }  # fmt: skip
+            changed = [r for r in silent if r.id in told and told[r.id] not in proven_elsewhere]
             for result in changed:
                 assert result.counterexample is not None
                 with_cause(known[result.id], self._bench, result.counterexample, told[result.id])

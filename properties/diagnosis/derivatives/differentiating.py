@@ -271,6 +271,8 @@ def _arguments(
         return args, given, ("the queries", "the keys", "the values"), allow
     if kind == "loss":
         labels = whole(sizes.batch, sizes.queries)
+        if sizes.mask:
+            labels[:, ::2] = int(case.subject.fact("ignore_index", -100))
         return [normal(sizes.batch, sizes.queries, config.vocab_size), labels], {}, ("the logits", ""), None
     if kind == "softmax":
         return [normal(sizes.batch, 3, sizes.queries)], {}, ("the scores",), None

@@ -84,6 +84,8 @@ def _situations(case: Case, rate: float) -> Iterator[tuple[Sizes, str]]:
         )
         if masked:
             yield replace(plain, mask="mask"), "wrong with a mask, right without"
+        if kind == "loss" and not case.subject.fact("shifts_labels"):
+            yield replace(plain, mask="ignored"), "wrong where labels are ignored, else right"
         return
     yield plain, ""
     yield replace(plain, queries=17, keys=19), ""

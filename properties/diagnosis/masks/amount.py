@@ -15,6 +15,8 @@ from veriformer.properties.diagnosis.masks.convolved import convolved_padding
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.pooled import pooling_of
 
+PROVEN = "with what this line gives without padding the outputs are right"
+"""How a cause ends whose line was proven to be the one: nothing but what it gives is changed, and all is right."""
 _LEAST = 1e-9  # a weight below is that of a hidden key
 _NUMBER = 1e-4
 _TABLES = ("embedding", "__getitem__", "index_select", "narrow", "gather", "take_along_dim")
@@ -209,7 +211,7 @@ def _said(amount: _Amount, found: Replaced) -> str:
     where = told(found.long)
     behind = f"with {amount.within.short} real positions{whose} and {many} padded ones"
     what = _what(amount, found, short.cpu(), cut.cpu())
-    return f"{behind} {what} at {where}; with what this line gives without padding the outputs are right"
+    return f"{behind} {what} at {where}; {PROVEN}"
 
 
 def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:

@@ -14,18 +14,22 @@ def instead_cause(masked: Masked) -> str | None:
     """Say what is hidden in place of what should be; of two sequences, whatever the length of the other one."""
     if masked.case.subject.fact("prefix"):
         return _inside_the_prefix(masked)
-    told = _instead(masked)
+    told = _told(masked)
     kept = masked.kept
     if told is None or kept is None:
         return told
     try:
         for length in _OTHERS:
             masked.kept = kept[:, :length]
-            if _instead(masked) != told:
+            if _told(masked) != told:
                 return None
     finally:
         masked.kept = kept
     return told
+
+
+def _told(masked: Masked) -> str | None:
+    return _instead(masked) or _of_the_first_block(masked)
 
 
 def _inside_the_prefix(masked: Masked) -> str | None:
@@ -85,6 +89,34 @@ def _instead(masked: Masked) -> str | None:
     if all(not own for own in gone[:-1]) and gone[-1] == [length - 1]:
         return "hiding a position hides nothing but at the end: the mask is read for the last real position"
     return None
+
+
+def _of_the_first_block(masked: Masked) -> str | None:
+    """Say that positions are hidden by the first entries of a mask in each block of them, by the one size that fits.
+
+    Asked with the first position hidden, and with the last one: the others follow where these do.
+    """
+    x = masked.draw(1)
+    everything = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    open_, length = masked.is_seen(x, everything), x.shape[1]
+    if masked.side != "both" or not all(open_):
+        return None
+
+    def hidden_by(place: int) -> list[int]:
+        mask = everything.clone()
+        mask[0, place] = False
+        return [at for at, seen in enumerate(masked.is_seen(x, mask)) if not seen]
+
+    if len(of_first := hidden_by(0)) < 2 or hidden_by(length - 1):
+        return None
+    size = of_first[1]
+    if any(hidden_by(place) != list(range(place, length, size)) for place in range(size)):
+        return None
+    return (
+        f"positions are taken in blocks of {size}, and each block is masked by the first {size} entries of the mask, "
+        f"those of the first block: hiding position 0 hides {', '.join(map(str, of_first))} too, hiding the last hides "
+        "nothing"
+    )
 
 
 def _instead_at_the_end(masked: Masked, x: Tensor) -> str | None:
