@@ -248,6 +248,8 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str
         others = [
             s for s, found in sorts.items() if s != sort and decays and not wrong & set(found) and s != "matrices"
         ]
+        if sort == "biases" and decays and all(module.get_parameter(name).ndim > 1 for name in bad):
+            told += ": biases of several maps in one tensor of two axes or more, by whose number is told what decays"
         if others and decays and not right:
             told += f"; {' and '.join(others)} do not"
         return told
@@ -286,6 +288,17 @@ def mixed_cause(module: nn.Module, names: Iterable[str], groups: Iterable[dict[s
     )
 
 
+def is_bias_of_several(name: str, parameter: nn.Parameter, owner: nn.Module | None) -> bool:
+    """Whether a parameter of several axes is the biases of maps that stand in one tensor: `up_bias` by `up_weight`."""
+    own = name.rpartition(".")[2]
+    if owner is None or parameter.ndim < 2 or not own.endswith("bias"):
+        return False
+    weight = getattr(owner, own.removesuffix("bias") + "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.ndim < parameter.ndim or weight.numel() <= parameter.numel():
+        return False
+    return weight.shape[0] == parameter.shape[0] and parameter.shape[-1] in weight.shape[-2:]
+
+
 def _sorts(module: nn.Module) -> dict[str, list[str]]:
     sorts: dict[str, list[str]] = {"gains of norms": [], "biases of norms": [], "biases": [], "matrices": []}
     for path, part in module.named_modules():
@@ -294,7 +307,7 @@ def _sorts(module: nn.Module) -> dict[str, list[str]]:
             full = f"{path}.{name}".lstrip(".")
             if is_norm:
                 sorts["biases of norms" if "bias" in name else "gains of norms"].append(full)
-            elif parameter.ndim < 2:
+            elif parameter.ndim < 2 or is_bias_of_several(full, parameter, part):
                 sorts["biases"].append(full)
             elif not isinstance(part, nn.Embedding):
                 sorts["matrices"].append(full)
@@ -309,6 +322,13 @@ def lost_cause(module: nn.Module, lost: list[str], groups: list[dict[str, Any]])
         told += (
             f"; group {empty[0]} of {len(groups)} holds none at all: what it is made of was empty by then (a generator "
             "that was gone through before, or a rule that no name or shape fulfils)"
+        )
+    known = {id(p) for p in module.parameters()}
+    strange = [p for group in groups for p in group["params"] if id(p) not in known]
+    if told and strange:
+        told += (
+            f"; {len(strange)} parameters in the groups are none of the model's (of {tuple(strange[0].shape)}, say): "
+            "the groups were made before a part of the model was replaced by another"
         )
     return told
 

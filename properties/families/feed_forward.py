@@ -91,6 +91,7 @@ def the_network_is_not_affine(case: Case) -> None:
         needs_readable_maps,
         is_one_network,
         excludes_fact("structure", "other"),
+        excludes_fact("quantised"),
     ),
     asks=("structure", "other"),
     catches=("FF01", "FF02", "FF04", "FF05"),

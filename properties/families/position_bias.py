@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import judged_dtypes
+from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
@@ -34,10 +36,11 @@ def _bias(case: Case, query_len: int, key_len: int) -> Tensor:
 )
 def the_bias_sees_distance_alone(case: Case) -> None:
     """Differences along a row are compared between rows: a constant a row, which softmax cancels, does not count.
-    Query and key lengths differ.
+    Query and key lengths differ. Of two lengths of queries and keys alike the shorter has the biases of the longer.
     """
     queries, keys = case.integer("T", 2, 9), case.integer("S", 3, 12)
-    bias = _bias(case, queries, keys)
+    built = case.built()
+    bias = case.call(built, queries, keys).detach().cpu()
     steps = bias.double()[..., 1:] - bias.double()[..., :-1]
     rows = []
     for t in range(1, queries):
@@ -53,8 +56,40 @@ def the_bias_sees_distance_alone(case: Case) -> None:
         bound=8 * epsilon(bias.dtype) * max(largest, 1.0),
         constants_allowed=True,
     )
+    _is_of_any_length(case, built, case.integer("short", 3, 6), case.integer("more", 1, 5))
     if bool((steps[steps.isfinite()] != 0).any()):
         case.witness()
+
+
+def _is_of_any_length(case: Case, built: Built, short: int, more: int) -> None:
+    """Require that a distance has one bias at two lengths, up to a constant a row."""
+    try:
+        one, other = (case.call(built, n, n).detach().cpu().double() for n in (short, short + more))
+    except SubjectError:  # a length that it is not made for
+        return
+    steps = [x[..., 1:] - x[..., :-1] for x in (one, other[:, :short, :short])]
+    seen = steps[0].isfinite() & steps[1].isfinite()
+    got, expected = (torch.where(seen, x, 0) for x in steps)
+    largest = float(one[one.isfinite()].abs().amax())
+    case.close(
+        got, expected, f"at lengths {short} and {short + more} one distance has two biases",
+        bound=8 * epsilon(built.dtype) * max(largest, 1.0), constants_allowed=True,
+        cause=lambda: _length_cause(one, other),
+    )  # fmt: skip
+
+
+def _length_cause(one: Tensor, other: Tensor) -> str | None:
+    """Say by how many entries a table is read elsewhere at another length, where that explains all of it."""
+    short, longer = one.shape[-1], other.shape[-1]
+    rows = {d: one[:, max(-d, 0), max(d, 0)] for d in range(1 - short, short)}
+    for step in (n for k in range(1, longer) for n in (k, -k)):
+        pairs = [(rows[d], other[:, max(-d - step, 0), max(d + step, 0)]) for d in rows if abs(d + step) < longer]
+        if len(pairs) >= short and all(bool((a == b).all()) for a, b in pairs):
+            return (
+                f"at length {short} a distance d has the bias that d {'+' if step > 0 else '-'} {abs(step)} has at "
+                f"length {longer}: a table is read from a place that goes by the call's length, not from its middle"
+            )
+    return None
 
 
 @holds(

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.registered import decay_cause, lost_cause, mixed_cause, twice_cause
+from veriformer.properties.causes.registered import (
+    decay_cause,
+    is_bias_of_several,
+    lost_cause,
+    mixed_cause,
+    twice_cause,
+)
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
@@ -302,7 +308,7 @@ def misplaced(
     for key, parameter, decay in listed:
         part = owner.get(key)
         is_norm = "norm" in type(part).__name__.lower() or isinstance(part, nn.LayerNorm | nn.RMSNorm)
-        if (is_norm or parameter.ndim < 2) and decay != 0:
+        if (is_norm or parameter.ndim < 2 or is_bias_of_several(names.get(key, ""), parameter, part)) and decay != 0:
             decaying.append((names.get(key, "?"), decay))
         elif (
             not is_norm and parameter.ndim >= 2 and isinstance(part, nn.Linear) and key not in tables and not decay > 0

@@ -1,0 +1,66 @@
+"""Weights that a forward rounds and whose rounding lets no gradient through; part of `training.parameters-move`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veriformer.properties.bench.watches import DispatchWatch
+from veriformer.properties.engine.calling import Caller
+
+_ROUNDINGS = ("round", "floor", "ceil", "trunc", "sign", "sgn")
+_LEAST = 4
+"""Channels of a row of which one alone has a gradient, before that is no accident."""
+
+
+def cut_by_rounding(call: Caller, module: nn.Module, batch: list[Tensor]) -> list[str]:
+    """Return the names of matrices that are rounded, and of which at most one entry a row has a gradient.
+
+    The derivative of a rounding is zero. Quantisation that is trained through passes the gradient on as if nothing was
+    rounded (a straight-through estimator); without that the largest entry of a row alone has one, by the step that it
+    sets, or none has.
+
+    Args:
+        call: of the module.
+        module: as it was initialised.
+        batch: inputs, several tokens of which each reaches most entries of a matrix.
+    """
+    matrices = {name: p for name, p in module.named_parameters() if p.requires_grad and p.ndim >= 2}
+    matrices = {name: p for name, p in matrices.items() if p.shape[-1] >= _LEAST and p.is_floating_point()}
+    was = module.training
+    module.eval()
+    try:
+        with RoundingWatch() as seen:
+            output = call(*batch)
+    finally:
+        module.train(was)
+    matrices = {name: p for name, p in matrices.items() if p.shape in seen.shapes}
+    if not matrices or not isinstance(output, Tensor) or not output.requires_grad:
+        return []
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    found = torch.autograd.grad((output * weight).sum(), list(matrices.values()), allow_unused=True)
+    return [name for name, g in zip(matrices, found, strict=True) if g is None or _is_cut(g)]
+
+
+class RoundingWatch(DispatchWatch):
+    """Notes the shapes of what is rounded to whole numbers.
+
+    Attributes:
+        shapes: of tensors that were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[torch.Size] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__.rstrip("_") in _ROUNDINGS and args and isinstance(args[0], Tensor):
+            self.shapes.add(args[0].shape)
+        return result
+
+
+def _is_cut(gradient: Tensor) -> bool:
+    return bool((gradient != 0).flatten(0, -2).sum(-1).amax() <= 1)
