@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.bench.measured import closed_form_tolerance
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.attention_modules import module_cause
 from veriformer.properties.causes.influence_maps import causal_region
@@ -211,6 +212,7 @@ def _two_key_logits(case: Case) -> tuple[Tensor, Tensor, Tensor, float, float]:
         weights = case.call(built, query, key, value)[..., :2].double()
         scale = _scale_of(case, width, width * heads)
         precision = float(attention_bound(query, key, value, scale).amax()) * 4
+        precision = max(precision, closed_form_tolerance(case.bench, built))
     else:
         built = case.built(fresh=True)
         config = built.config
@@ -242,7 +244,7 @@ def _two_key_logits(case: Case) -> tuple[Tensor, Tensor, Tensor, float, float]:
             weights, query = weights[:, :, -1:], query[:, :, -1:]
         scale = _scale_of(case, width, config.d_model)
         # 1 - w loses the digits that w gains: at |logit| < 9 a factor of e^9, of which the median sees little
-        precision = 100 * case.tolerance(built)
+        precision = 100 * max(case.tolerance(built), closed_form_tolerance(case.bench, built))
     apart = (key[:, :, :1] - key[:, :, 1:]).double()
     dots = (query.double() * apart).sum(dim=-1)
     logits = (weights[..., 0].clamp(min=1e-300) / weights[..., 1].clamp(min=1e-300)).log()

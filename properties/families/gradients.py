@@ -41,6 +41,10 @@ def _leaves(case: Case, built: Built, tensors: list[Tensor]) -> list[Tensor]:
     return leaves
 
 
+_CONVERGED = 0.1
+"""Quotients that differ by more than this part of what they differ from the claim by have no limit to compare with."""
+
+
 @holds(
     "gradients.finite",
     statement="Ordinary inputs give finite gradients, of inputs and of parameters.",
@@ -106,10 +110,18 @@ def the_gradient_is_the_derivative(case: Case) -> None:
         claimed = sum(((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None), start=zero)
         run = case.caller(built, *tensors, *inputs.extras)
         quotient = case.apply(difference_quotient, run, leaves, directions, weight, step)
-        tried.append(((claimed - quotient).abs() / quotient.abs().clamp(min=least), claimed, quotient))
+        tried.append(
+            ((claimed - quotient).abs() / quotient.abs().clamp(min=least), claimed, quotient, directions, step)
+        )
         if bool(tried[-1][0] < 1e-5):
             break
-    error, claimed, quotient = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
+    error, claimed, quotient, directions, step = min(tried, key=lambda one: float(one[0].nan_to_num(nan=torch.inf)))
+    if not error < 1e-5:
+        nearer = case.apply(difference_quotient, run, leaves, directions, weight, step / 3)
+        if bool((nearer - quotient).abs() > _CONVERGED * (claimed - quotient).abs()):
+            case.reject(
+                "the difference quotients of two steps are not one number: curvature, or rounding, is too large"
+            )
     of_data = not error < 1e-5 and _is_of_data(case, run, leaves, gradients, weight, least)
     if of_data and case.subject.fact("structure") == "other":
         case.does_not_apply("statistics of its data are detached: its gradient is that of its parameters alone")
@@ -283,9 +295,6 @@ def the_second_gradient_is_a_derivative(case: Case) -> None:
     )  # fmt: skip
     case.witness()
 
-
-_CONVERGED = 0.1
-"""Quotients that differ by more than this part of what they differ from the claim by have no limit to compare with."""
 
 _ONCE = "torch::autograd::Error"
 """The node that `once_differentiable` puts behind its gradients: it raises where it is reached, which it rarely is."""

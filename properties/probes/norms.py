@@ -89,7 +89,15 @@ def constants(call: Callable[[Tensor], Tensor], module: object, x: Tensor, centr
     """
     up, down = (call(sign * x)[0, 0].detach().double() for sign in (1, -1))
     bias, half = (up + down) / 2, (up - down) / 2
-    gain = _readable_gain(module, half / normalised(x, centred, 0.0)[0, 0])
+    eps = torch.zeros((), dtype=torch.float64)
+    for _ in range(2):  # an eps takes 1e-13 of the answers at this scale, which a gain that is read there has first
+        gain = _readable_gain(module, half / normalised(x, centred, eps)[0, 0])
+        eps = _eps(call, gain, x, centred)
+    return _readable_gain(module, half / normalised(x, centred, eps)[0, 0]), bias, eps
+
+
+def _eps(call: Callable[[Tensor], Tensor], gain: Tensor, x: Tensor, centred: bool) -> Tensor:
+    """Return the epsilon that the answers at the small scale at which it weighs most nearly a half show; 0 if none."""
     best, eps = 2.0, torch.zeros((), dtype=torch.float64)
     for scale in _SMALL if x.dtype in (torch.float32, torch.float64) else ():
         small = (x * (scale / LARGE)).detach()
@@ -99,8 +107,7 @@ def constants(call: Callable[[Tensor], Tensor], module: object, x: Tensor, centr
             best = abs(float(ratio) - 0.7)
             centre = small.double() - small.double().mean() if centred else small.double()
             eps = centre.square().mean() * (ratio**-2 - 1)
-    gain = _readable_gain(module, half / normalised(x, centred, eps)[0, 0])  # eps takes 1e-13 of it at this scale
-    return gain, bias, eps
+    return eps
 
 
 def _readable_gain(module: object, seen: Tensor) -> Tensor:

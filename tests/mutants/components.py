@@ -66,7 +66,7 @@ def raw_logits() -> Subject:
     "ME02",
     "softmax after top-1 kills the router gradient",
     killed_by=("parameters.all-used",),
-    cause="without a weight that is differentiable",
+    cause="without a weight that is differentiable|every weight is 1",
 )
 def dead_router() -> Subject:
     class Experts(nn.Module):
