@@ -72,7 +72,6 @@ def num_operations(run: Callable[[], object]) -> Tensor:
     source=_VASWANI,
     kinds=COUNTED,
     level="extended",
-    requires=("causality.no-future-gradient",),  # where who sees whom is asked, its work is in question too
     unless=(needs_module, why_unknown, excludes_fact("batch_coupled"), excludes_fact("structure", "other")),
     asks=("structure", "other"),
     examples_factor=0.5,
@@ -133,6 +132,10 @@ def _give_up_on_other_structures(case: Case) -> None:
         return
     if seen := beside_the_textbook(case, matrices=True):
         case.does_not_apply(f"its blocks are not the textbook's: {seen}")
+    if case.subject.fact("sparse"):
+        case.does_not_apply(
+            "its attention is sparse: how many products it leaves out is not known"
+        )
     if case.subject.fact("window") or case.subject.fact("memory") == "linear":
         key = ("grows with T",)
         if key not in case.bench.measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,10 @@ def every_chosen_expert_has_a_part(case: Case, built: Built, x: Tensor, run: Cal
         run: calls it on that.
     """
     told = case.ask("router", x, built=built).detach().flatten(0, -2) != 0
-    experts = list(_owned(built.module, told.shape[1], lambda: case.ask("router", x, built=built)))
-    if not experts:
+    experts, stacked = _owned(built.module, told.shape[1])
+    if not experts and not stacked:
         case.does_not_apply("no mixture of as many experts as its router weighs was recognised")
-    parts = case.apply(parts_of, built.module, experts, run)
+    parts = case.apply(parts_of, built.module, experts, stacked, told.shape[1], run)
     if parts.shape != told.shape:
         case.does_not_apply("it gives another number of tokens than it was given")
     case.witness()
@@ -41,31 +41,32 @@ def every_chosen_expert_has_a_part(case: Case, built: Built, x: Tensor, run: Cal
     )
 
 
-def _owned(module: nn.Module, count: int, router: Callable[[], Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the parameters, or slices of stacked ones, of each expert: those that the router's weights do not go by."""
-    listed = [m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+def _owned(module: nn.Module, count: int) -> tuple[str, list[str]]:
+    """Return the list of modules that experts are, or the names of the tensors that their matrices are stacked in."""
+    listed = [name for name, m in module.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if len(listed) == 1:
-        yield from ([p.data for p in expert.parameters()] for expert in listed[0])
-        return
-    stacked = [p for p in module.parameters() if p.ndim > 1 and len(p) == count]
-    before = router()
-    own = []
-    for parameter in stacked:
-        with torch.no_grad(), restored(module):
-            parameter.data[: count // 2] *= _CHANGED
-            if torch.equal(router(), before):
-                own.append(parameter)
-    for number in range(count) if own else ():
-        yield [parameter.data[number] for parameter in own]
+        return listed[0], []
+    return "", [name for name, p in module.named_parameters() if p.ndim > 2 and len(p) == count]
 
 
-def parts_of(module: nn.Module, experts: list[list[Tensor]], run: Callable[[], Tensor]) -> Tensor:
-    """Return bool `[N, E]`: whether what comes out for a token is another where an expert's weights are others."""
-    before = run().detach()
-    columns = []
-    for expert in experts:
+def parts_of(module: nn.Module, experts: str, stacked: list[str], count: int, run: Callable[[], Tensor]) -> Tensor:
+    """Return bool `[N, E]`: whether what comes out for a token is another where an expert's weights are others.
+
+    Args:
+        module: that mixes them.
+        experts: name of the list of modules that they are; "" where they are stacked.
+        stacked: names of the tensors `[E, *]` that they are stacked in.
+        count: E.
+        run: calls it.
+    """
+    before, columns = run().detach(), []
+    for number in range(count):
         with torch.no_grad(), restored(module):
-            for tensor in expert:
+            if experts:
+                tensors = [p.data for p in module.get_submodule(f"{experts}.{number}").parameters()]
+            else:
+                tensors = [module.get_parameter(name).data[number] for name in stacked]
+            for tensor in tensors:
                 tensor *= _CHANGED
             columns.append((run().detach() != before).flatten(0, -2).any(-1))
     return torch.stack(columns, dim=1)

@@ -47,10 +47,8 @@ def filled_cause(case: Case, built: Built) -> str | None:
             )
     (many, *others) = set(counts.values())
     if others:
-        rows = ", ".join(f"{n} in rows of {width}" for width, n in counts.items() if n)
-        return (
-            f"scores of 0 that fill up the last block are in the sum that divides ({rows}): -inf is what adds nothing"
-        )
+        rows = ", ".join([f"{n} in rows of {width}" for width, n in counts.items() if n][:4])
+        return f"scores of 0 that fill up the last block are in the sum that divides ({rows}): -inf adds nothing"
     if not many:
         return None
     return f"{many} more scores of 0 are in the sum that divides: a sink (declare sink=True if that is meant)"

@@ -23,7 +23,7 @@ from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan, plan_of
 from veriformer.properties.judging import outcomes
 from veriformer.properties.judging.preflight import Preflight, preflight
-from veriformer.properties.judging.questions import SILENCING, answered_by, suggested, with_questions
+from veriformer.properties.judging.questions import MOST_QUESTIONS, SILENCING, answered_by, suggested, with_questions
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
 from veriformer.properties.probes.findings import Finding
@@ -204,11 +204,28 @@ class Judge:
         suggestions: dict[str, Any] = {}
         for result in results:
             suggestions |= {k: v for k, v in suggested(result).items() if self.subject.fact(k) is None}
-        failures = [r for r in results if r.outcome == FAIL and r.id in known] if suggestions else []
+        failures = [r for r in results if r.outcome == FAIL and r.id in known]
+        if not suggestions:
+            return []
         with isolated(self.subject.module):
             if self._prepare().error or self._bench is None:
                 return []
-            return [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
+            turned = [r for r in failures if self.reconsider(known[r.id], r, suggestions).outcome != FAIL]
+            asked = [r for r in results if r.outcome == OPEN and r.id in known]
+            return turned + [r for r in asked if self._asked_already(known[r.id], r, asked)]
+
+    def _asked_already(self, prop: Property, result: Result, asked: Sequence[Result]) -> bool:
+        """Make one question of two, where the answer to another one settles this one and more than two are asked."""
+        questions = {r.declare for r in asked}
+        if len(questions) <= MOST_QUESTIONS:
+            return False
+        own = suggested(result)
+        others = {k: v for r in asked if r.declare != result.declare for k, v in suggested(r).items() if k not in own}
+        for fact, value in others.items():
+            if self._judged_with(prop, {fact: value}).outcome in (PASS, NOT_APPLICABLE):
+                answered_by(result, **{fact: value})
+                return True
+        return False
 
     def explain(self, results: Sequence[Result], properties: Sequence[Property]) -> list[Result]:
         """Let the causes of failures begin with the one change of code that mends them; return those that one does.

@@ -21,6 +21,10 @@ from veriformer.properties.subject.facts import FACTS
 SILENCING = ("quantised", "structure", "sparse", "half_precision")
 """Facts with which much does not apply: that a failure is one of these says nothing, unless its own cause names one."""
 
+MOST_QUESTIONS = 2
+"""Questions that a person is asked at once, before it is looked whether one answer settles several."""
+
+_ASKED = ": a defect, or by design?"
 _DECLARE = re.compile(r"declare (\w+)=('[^']*'|[\w.+-]+)")
 
 
@@ -39,7 +43,7 @@ def with_questions(result: Result, prop: Property, seen: Mapping[str, Any], aske
     if result.outcome != r.FAIL:
         return result
     if result.declare:
-        return _open(result, f"{result.reason}: a defect, or by design?", result.declare)
+        return _open(result, f"{result.reason}{_ASKED}", result.declare)
     rests_on = next((name for name in prop.rests_on if name in seen), None)
     if rests_on is None:
         return result
@@ -64,9 +68,9 @@ def suggested(result: Result) -> dict[str, Any]:
 
 
 def answered_by(result: Result, **facts: Any) -> Result:
-    """Return a failure as the question that facts would answer, since with them it does not occur."""
+    """Return a failure, or another question, as the one that facts would answer: with them it does not occur."""
     declare = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
-    return _open(result, f"{result.reason}: a defect, or by design?", declare)
+    return _open(result, f"{result.reason.partition(_ASKED)[0]}{_ASKED}", declare)
 
 
 def _open(result: Result, text: str, declare: str) -> Result:
