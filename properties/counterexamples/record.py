@@ -76,7 +76,7 @@ def says_what_is_wrong(cause: str) -> bool:
 
 def names_another_line(cause: str, repair: str) -> bool:
     """Whether a cause was proven at a line of code, and a repair changes another one."""
-    proven = cause.endswith(PROVEN) and _LINE.findall(cause)
+    proven = _LINE.findall(cause) if cause.endswith(PROVEN) else []
     return bool(proven) and not set(proven) & set(_LINE.findall(repair))
 
 

@@ -133,9 +133,7 @@ def _give_up_on_other_structures(case: Case) -> None:
     if seen := beside_the_textbook(case, matrices=True):
         case.does_not_apply(f"its blocks are not the textbook's: {seen}")
     if case.subject.fact("sparse"):
-        case.does_not_apply(
-            "its attention is sparse: how many products it leaves out is not known"
-        )
+        case.does_not_apply("its attention is sparse: how many products it leaves out is not known")
     if case.subject.fact("window") or case.subject.fact("memory") == "linear":
         key = ("grows with T",)
         if key not in case.bench.measured:
