@@ -248,6 +248,9 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str
         others = [
             s for s, found in sorts.items() if s != sort and decays and not wrong & set(found) and s != "matrices"
         ]
+        if sort == "matrices" and not decays:
+            words = [w for w in ("norm", "bias", "ln") if all(w in n for n in bad) and not any(w in n for n in right)]
+            told += f": '{words[0]}' stands in all their names, by which it may be told what decays" if words else ""
         if sort == "biases" and decays and all(module.get_parameter(name).ndim > 1 for name in bad):
             told += ": biases of several maps in one tensor of two axes or more, by whose number is told what decays"
         if others and decays and not right:

@@ -42,6 +42,7 @@ def _bucket(
     over_all: bool = False,
     whole_ratio: bool = False,
     cut_early: bool = False,
+    base: float = 1.0,
 ) -> Tensor:
     """Return T5's buckets with one of its parts another: what the logarithm starts at, where it starts, how it ends."""
     bucket = torch.zeros_like(relative)
@@ -55,7 +56,7 @@ def _bucket(
     span = math.log(farthest / (start(buckets, exact) if start else exact))
     share = distance.clamp(min=1).double() / exact
     ratio = (share.floor().clamp(min=1) if whole_ratio else share).log() / span
-    ratio = ratio.floor() if cut_early else ratio
+    ratio = (ratio.floor() if cut_early else ratio) * base
     spread = (whole if over_all else buckets) - exact
     far = exact + _RULE[rule](ratio * spread + (1e-9 if rule == "floor" else 0)).long()
     if clamped is not None:
@@ -94,6 +95,10 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         if farthest > start(buckets // 2 if both else buckets, max(buckets // 4 if both else buckets // 2, 1)):
             told = f"the logarithm of the distance is divided by {words} instead of log(max_distance / max_exact)"
             yield told, _bucket(relative, both, buckets, farthest, start=start)
+    for one, other, base in (("2", "e", 1 / math.log(2)), ("e", "2", math.log(2)), ("10", "e", 1 / math.log(10)),
+                             ("e", "10", math.log(10))):  # fmt: skip
+        told = f"the logarithm of the distance is to base {one} and that of the range it is divided by to base {other}"
+        yield told, _bucket(relative, both, buckets, farthest, base=base)
     told = "the distance is divided by max_exact to a whole number, before its logarithm is taken"
     yield told, _bucket(relative, both, buckets, farthest, whole_ratio=True)
     told = "the share of the logarithmic range is cut to a whole number before it is multiplied by the buckets of it"

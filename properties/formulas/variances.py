@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ _OF_TWO = (
     (2.0, ", as where its square is weighed by the size of one of them, not by n m / (n + m)"),
     (4.0, ", as where its square is weighed by the size of both, not by n m / (n + m)"),
 )
-"""Of two shards of one size: the factor of a slip, and the slip."""
+"""Of shards of one size that are joined two by two: the factor of a slip, and the slip."""
 
 
 def variance_cause(x: Tensor, y: Tensor, centred: bool) -> str | None:
@@ -106,6 +106,41 @@ def _variances(x: Tensor, spread: Tensor, centred: bool) -> Iterator[str]:
     for of, parts in _partitions(x):
         if words := _of_parts(parts, spread, centred, of):
             yield words
+    if centred:
+        yield from _joined_in_turn(x, spread)
+
+
+_WEIGHTS: tuple[tuple[str, Callable[[int, int], float]], ...] = (
+    ("m m / (n + m)", lambda n, m: m * m / (n + m)),
+    ("n n / (n + m)", lambda n, m: n * n / (n + m)),
+    ("m", lambda n, m: m),
+    ("n", lambda n, m: n),
+    ("n m", lambda n, m: n * m),
+    ("m / (n + m)", lambda n, m: m / (n + m)),
+    ("n m m / (n + m)^2, as where the distance is taken from the new mean", lambda n, m: n * m * m / (n + m) ** 2),
+    ("n n m / (n + m)^2, as where the distance is taken from the new mean", lambda n, m: n * n * m / (n + m) ** 2),
+    ("n^3 m / (n + m)^3, as where it is taken after the mean has moved", lambda n, m: n**3 * m / (n + m) ** 3),
+    ("m^3 n / (n + m)^3, as where it is taken after the mean has moved", lambda n, m: m**3 * n / (n + m) ** 3),
+)
+"""By what the square of how far the mean of m more channels lies from that of n is weighed, not by n m / (n + m)."""
+
+
+def _joined_in_turn(x: Tensor, spread: Tensor) -> Iterator[str]:
+    """Yield how pieces of channels that are joined one after another are weighed, where that gives the variance."""
+    width = x.shape[-1]
+    for size in range(1, width):
+        pieces = x.split(size, -1)
+        for weight, of in _WEIGHTS:
+            count, mean, total = pieces[0].shape[-1], pieces[0].mean(-1), _spread(pieces[0], True) * pieces[0].shape[-1]
+            for piece in pieces[1:]:
+                more, apart = piece.shape[-1], piece.mean(-1) - mean
+                total = total + _spread(piece, True) * more + apart.square() * of(count, more)
+                mean, count = mean + apart * more / (count + more), count + more
+            if _is_one(spread * width / total):
+                yield (
+                    f"is that of pieces of {size} channels joined one after another, with the square of how far the "
+                    f"mean of m more lies from that of the n before weighed by {weight}, not by n m / (n + m)"
+                )
 
 
 def _partitions(x: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
@@ -143,7 +178,8 @@ def _of_parts(parts: list[Tensor], spread: Tensor, centred: bool, of: str) -> st
         if abs(outer) < 10 * _LIMIT
         else f"how far the shards' means lie apart enters {outer:.3g} times"
     )
-    if len(parts) == 2 and parts[0].shape == parts[1].shape:
+    pairs = len(parts) & (len(parts) - 1) == 0  # joined two by two, each of as many channels as the other
+    if pairs and len({part.shape for part in parts}) == 1:
         apart += next((words for factor, words in _OF_TWO if abs(outer - factor) < 10 * _LIMIT), "")
     if abs(inner - 1) < 10 * _LIMIT:
         return f"is the mean of those of {of}: {apart}"
