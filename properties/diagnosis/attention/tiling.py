@@ -194,7 +194,7 @@ class Tiling:
             SubjectError: it refused, or failed.
         """
         case, device = self.case, self.case.bench.device
-        draw = normal or (lambda *shape: case.normal(*shape, dtype=self.built.dtype))
+        draw = normal or (lambda *shape: case.normal(*shape, dtype=self.built.dtype, drawn=torch.float32))
         inputs = profiled(draw, s, self.scale(s))
         mask = weight = None
         if s.masked:
