@@ -58,6 +58,8 @@ def why_unknown(subject: Subject) -> str | None:
             return f"there is no closed form for {name} = 'other'"
     if subject.kind == "layer" and subject.fact("final_norm"):
         return "a norm follows its layers, whose number is not that of one"
+    if subject.kind == "layer" and subject.patches is not None:
+        return "what makes its patches has parameters, whose number no fact says"
     if subject.router is not None:
         return "its router mixes experts, whose number no fact says"
     if subject.fact("shared_layers"):
@@ -72,25 +74,31 @@ def why_unknown(subject: Subject) -> str | None:
 def expected_count(subject: Subject, config: DrawnConfig) -> list[Component]:
     """Return the components of a subject of these sizes; their sum is the exact number of parameters."""
     d, bias = config.d_model, bool(subject.fact("bias", True))
+    crosses = 1 if subject.kind == "layer" and subject.fact("cross_attention") else 0
     groups = config.num_key_value_heads if subject.fact("grouped_queries") else config.num_heads
     attention = attention_parameters(d, config.num_heads, groups, None, bias)
     norm = norm_parameters(str(subject.fact("norm", "none")), d, subject.fact("norm_bias"))
     feed_forward = feed_forward_parameters(d, config.d_ff, str(subject.fact("activation", "relu")), bias)
     buckets = int(subject.fact("num_buckets", 32)) * config.num_heads
     table = Component("table of relative positions", buckets if subject.fact("positions") == "t5" else 0, optional=True)
+    gains: list[Component] = []
+    if subject.fact("query_key_norm"):  # of a head or of all heads, each with a bias or without; or without gains
+        for of, width in (("a head", 2 * config.d_head), ("all heads", d + groups * config.d_head)):
+            each = norm_parameters(str(subject.fact("norm", "rms")), width, subject.fact("norm_bias"))
+            gains.append(Component(f"norms of queries and keys over {of}", each, 1 + bool(crosses), optional=True))
     if subject.kind in _ATTENTION:
-        return [Component("the four projections", attention), table]
+        return [Component("the four projections", attention), table, *gains]
     if subject.kind == "norm":
         return [Component("the norm", norm)]
     if subject.kind == "feed_forward":
         return [Component("the feed-forward network", feed_forward)]
-    crosses = 1 if subject.fact("cross_attention") else 0
     if subject.kind == "layer":
         return [
             Component("attention", attention, 1 + crosses),
             Component("feed-forward network", feed_forward),
             Component("norm", norm, 2 + crosses),
             table,
+            *gains,
         ]
     return _stack(subject, config, attention, feed_forward, norm)
 

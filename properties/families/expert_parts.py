@@ -11,6 +11,9 @@ from veriformer.properties.bench.noise import restored
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.engine.case import Case
 
+LARGEST = 1e-3
+"""Difference of weights that is rounding: weights of 1e-3 made in float32 are right to 1e-4."""
+
 _CHANGED = 1.5
 """By what an expert's weights are multiplied: what it gives is another, whatever the activation between them."""
 
@@ -24,7 +27,8 @@ def every_chosen_expert_has_a_part(case: Case, built: Built, x: Tensor, run: Cal
         x: `[B, T, D]`.
         run: calls it on that.
     """
-    told = case.ask("router", x, built=built).detach().flatten(0, -2) != 0
+    weights = case.ask("router", x, built=built).detach().flatten(0, -2)
+    told = weights != 0
     experts, stacked = _owned(built.module, told.shape[1])
     if not experts and not stacked:
         case.does_not_apply("no mixture of as many experts as its router weighs was recognised")
@@ -38,6 +42,18 @@ def every_chosen_expert_has_a_part(case: Case, built: Built, x: Tensor, run: Cal
         got=_words(parts, told),
         expected="of each token the experts that have a weight, and no other",
         cause=lambda: overwritten(parts, told),
+    )
+    shares = case.apply(shares_of, built.module, stacked, told.shape[1], run) if stacked else None
+    if shares is None or not bool(shares.isfinite().all()):
+        return
+    due = weights.double() / weights.double().sum(-1, keepdim=True)
+    case.close(
+        shares,
+        due,
+        "experts are not mixed by the weights that its router gives",
+        bound=LARGEST,
+        constants_allowed=True,
+        cause=lambda: exchanged(shares, due),
     )
 
 
@@ -70,6 +86,70 @@ def parts_of(module: nn.Module, experts: str, stacked: list[str], count: int, ru
                 tensor *= _CHANGED
             columns.append((run().detach() != before).flatten(0, -2).any(-1))
     return torch.stack(columns, dim=1)
+
+
+def shares_of(module: nn.Module, stacked: list[str], count: int, run: Callable[[], Tensor]) -> Tensor:
+    """Return `[N, E]`: the share that each expert has in what comes out for a token; NaN where that is not seen.
+
+    All experts are given the weights of the first. What comes out is then what that one makes, and it grows by half of
+    an expert's share where the last matrix of that expert grows by half.
+
+    Args:
+        module: that mixes them.
+        stacked: names of the tensors `[E, *]` of their matrices; one of them is the last, with biases as long or none.
+        count: E.
+        run: calls it.
+    """
+    with torch.no_grad(), restored(module):
+        tensors = {name: p.data for name, p in module.named_parameters() if len(p.shape) and len(p) == count}
+        for name in stacked:
+            tensors[name][:] = tensors[name][:1].clone()
+        biases = [name for name in tensors if name not in stacked and name.endswith("bias")]
+        for name in biases:
+            tensors[name][:] = tensors[name][:1].clone()
+        before = run().detach().flatten(0, -2)
+        size = before.square().sum(-1)
+        for names in [[name] for name in stacked] + [[one, two] for one in stacked for two in biases]:
+            shares = []
+            for number in range(count):
+                for name in names:
+                    tensors[name][number] *= _CHANGED
+                grown = run().detach().flatten(0, -2) - before
+                for name in names:
+                    tensors[name][number] /= _CHANGED
+                share = (grown * before).sum(-1) / size
+                if float((grown - share[:, None] * before).abs().max()) > LARGEST * float(before.abs().max()):
+                    break
+                shares.append(share.double() / (_CHANGED - 1))
+            if len(shares) == count and float((sum(shares) - 1).abs().max()) < LARGEST:  # type: ignore[union-attr]
+                return torch.stack(shares, dim=1)
+    return torch.full((1, 1), torch.nan)
+
+
+def exchanged(gates: Tensor, told: Tensor) -> str | None:
+    """Say that the experts of a token have the router's weights among them, and not each its own.
+
+    Args:
+        gates: `[N, E]`: by what each is weighted.
+        told: `[N, E]`: by what it should be.
+    """
+    off = (gates - told).abs().amax(1) > LARGEST
+    if float((gates.sort(1).values - told.sort(1).values).abs().max()) > LARGEST or not bool(off.any()):
+        return None
+    same = bool(((gates.abs() > LARGEST) == (told != 0)).all())
+    which = "exchanged among its experts" if same else "given to other experts than the router chose"
+    rule = ""
+    if same and bool((off == _falls(told)).all()):
+        rule = (
+            ": those whose better expert has the larger number, as where experts are sorted and their weights are not"
+        )
+    return f"for {int(off.sum())} of {len(told)} tokens the weights are {which}{rule}"
+
+
+def _falls(told: Tensor) -> Tensor:
+    """Return the tokens whose chosen experts, by number, have weights that do not fall from one to the next."""
+    rows = [row[row != 0] for row in told]
+    return torch.tensor([bool((row.diff() > 0).any()) for row in rows], device=told.device)
 
 
 def overwritten(parts: Tensor, told: Tensor) -> str | None:

@@ -76,7 +76,7 @@ def gradients_are_finite(case: Case) -> None:
     statement="The gradient is the derivative: along any direction it agrees with a difference quotient.",
     formula="<grad f(x), v> = (f(x + h v) - f(x - h v)) / 2h + O(h^2), in float64",
     source="Definition of the derivative; torch.autograd.gradcheck.",
-    kinds=_KINDS,
+    kinds=(*_KINDS, "positions", "position_bias"),  # of a table that is learned
     level="extended",
     unless=excludes_fact("quantised"),
     examples_factor=0.5,

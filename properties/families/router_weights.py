@@ -13,13 +13,9 @@ from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.expert_parts import every_chosen_expert_has_a_part, overwritten
+from veriformer.properties.families.expert_parts import LARGEST, every_chosen_expert_has_a_part, exchanged, overwritten
 from veriformer.properties.families.mixtures import Mixture, misfit_of_ratios, mixtures
 from veriformer.properties.subject.subject import Subject
-
-_LARGEST = 1e-3
-"""Difference of logarithms of weights that is rounding: weights of 1e-3 made in float32 are right to 1e-4."""
-
 
 _OTHERWISE = excludes_fact("structure", "other")
 
@@ -68,12 +64,12 @@ def experts_are_weighted_by_their_scores(case: Case) -> None:
     off = case.apply(largest_misfit, module, run)
     case.witness()
     case.require(
-        off < _LARGEST,
+        off < LARGEST,
         f"in {odd.place or 'the model'} experts are not weighted by the router's scores of them",
         got=_shown(odd, at),
         expected=_wanted(odd, at),
         error=off,
-        tolerance=_LARGEST,
+        tolerance=LARGEST,
         cause=lambda: _words(odd),
         asks=("structure", "other"),
     )
@@ -93,9 +89,9 @@ def _as_the_router_says(case: Case, built: Built, x: Tensor, run: Caller) -> Non
         gates,
         factor * told,
         "experts are not mixed by the weights that its router gives",
-        bound=_LARGEST,
+        bound=LARGEST,
         constants_allowed=True,
-        cause=lambda: _fewer(found[0], told) or _exchanged(gates, told * gates.sum() / told.sum()) or _words(found[0]),
+        cause=lambda: _fewer(found[0], told) or exchanged(gates, told * gates.sum() / told.sum()) or _words(found[0]),
     )
 
 
@@ -104,7 +100,7 @@ def _fewer(one: Mixture, told: Tensor) -> str | None:
     mixed, given = one.gates != 0, told != 0
     if bool((mixed <= given).all()) and bool((mixed != given).any()):
         return overwritten(mixed, given)
-    kept = (one.gates.sum(1) - told.sum(1)).abs() <= _LARGEST
+    kept = (one.gates.sum(1) - told.sum(1)).abs() <= LARGEST
     if bool(kept.all()) and not bool((mixed <= given).all()):
         off = int((mixed != given).any(1).sum())
         return (
@@ -112,27 +108,6 @@ def _fewer(one: Mixture, told: Tensor) -> str | None:
             "there: what sorted rows gave is not put back in the inverse of the order that they were sorted in"
         )
     return None
-
-
-def _exchanged(gates: Tensor, told: Tensor) -> str | None:
-    """Say that the experts of a token have the router's weights among them, and not each its own."""
-    off = (gates - told).abs().amax(1) > _LARGEST
-    if float((gates.sort(1).values - told.sort(1).values).abs().max()) > _LARGEST or not bool(off.any()):
-        return None
-    same = bool(((gates != 0) == (told != 0)).all())
-    which = "exchanged among its experts" if same else "given to other experts than the router chose"
-    rule = ""
-    if same and bool((off == _falls(told)).all()):
-        rule = (
-            ": those whose better expert has the larger number, as where experts are sorted and their weights are not"
-        )
-    return f"for {int(off.sum())} of {len(told)} tokens the weights are {which}{rule}"
-
-
-def _falls(told: Tensor) -> Tensor:
-    """Return the tokens whose chosen experts, by number, have weights that do not fall from one to the next."""
-    rows = [row[row != 0] for row in told]
-    return torch.tensor([bool((row.diff() > 0).any()) for row in rows], device=told.device)
 
 
 def gates_of(module: nn.Module, run: Callable[[], object], tokens: int) -> Tensor:
