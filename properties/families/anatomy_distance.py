@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -34,10 +36,34 @@ def scores_go_by_distance(case: Case, flowing: Flow) -> None:
         error=apart,
         tolerance=1e3 * flowing.limit,
         cause=lambda: (
-            f"what is done to queries and keys in {first.place or 'the model'} is no rotation by an angle that is "
-            "proportional to the position: halves and neighbours are paired in one place each, say, or a norm with "
-            "a mean or gains stands behind the rotation"
+            _gains_behind(flowing, half)
+            or (
+                f"what is done to queries and keys in {first.place or 'the model'} is no rotation by an angle that is "
+                "proportional to the position: halves and neighbours are paired in one place each, say, or a norm with "
+                "a mean or gains stands behind the rotation"
+            )
         ),
+    )
+
+
+def _gains_behind(flowing: Flow, half: int) -> str | None:
+    """Say that the gains of norms of queries and keys are what moves the scores: with one gain for all it is gone."""
+    case, config = flowing.case, flowing.built.config
+    if case.subject.build is None:
+        return None
+    fresh = case.bench.pool.fresh(config, flowing.built.dtype)
+    width = config.d_head
+    gains = [
+        n for n, p in fresh.module.named_parameters() if p.ndim and p.shape[-1] == width and p.numel() <= 2 * width
+    ]
+    for name in gains:
+        fresh.module.get_parameter(name).data.fill_(1.0)
+    seen = replace(flowing, built=fresh).said_twice()
+    if not gains or _first(seen, 2 * half) is None or bool(halves_apart(seen, half) >= 1e3 * flowing.limit):
+        return None
+    return (
+        f"with all gains of {', '.join(gains[:2])} the same it is right: the norm of queries and keys stands behind "
+        "the rotation, where its gains weigh channels that were turned, and not before it"
     )
 
 

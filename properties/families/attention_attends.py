@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.causes.summed_weights import summed_away
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
@@ -46,6 +47,7 @@ def outputs_attend(case: Case) -> None:
         case.differs(
             torch.cat(got, dim=1), torch.cat(was, dim=1),
             "no output depends on what stands at another position: each position is on its own",
+            cause=lambda: summed_away(lambda: stream(x)),
         )  # fmt: skip
     else:
         seen = [p for p in range(length) if not torch.equal(after[p], before)]

@@ -55,12 +55,20 @@ def both_doors_lead_to_one_model(case: Case) -> None:
 
 
 def _cause(case: Case, built: Built, expected: Tensor, embeddings: Tensor) -> str | None:
-    """Try the embeddings scaled by sqrt(d_model), or divided by it."""
+    """Try the embeddings scaled by sqrt(d_model), or divided by it, and with the rows of a table of positions."""
     width = embeddings.shape[-1]
     for words, factor in (("not scaled", width**0.5), ("scaled twice", width**-0.5)):
         again = case.ask("embed", embeddings * factor, built=built)
         if worst_difference(again.detach(), expected, size_of(expected)).error <= case.tolerance():
             return f"the embeddings are {words} by sqrt(d_model) at this door"
+    for name, table in built.module.named_parameters():
+        rows = table.detach().flatten(0, -2) if table.ndim > 1 else table[None]
+        if rows.shape[-1] != width or len(rows) < embeddings.shape[1]:
+            continue
+        for words, sign in (("not added", 1.0), ("added twice", -1.0)):
+            again = case.ask("embed", embeddings + sign * rows[: embeddings.shape[1]], built=built)
+            if worst_difference(again.detach(), expected, size_of(expected)).error <= case.tolerance():
+                return f"the positions ({name}) are {words} at this door: with them the output is that of the tokens"
     return None
 
 

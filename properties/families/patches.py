@@ -295,8 +295,9 @@ def _by_channel(gradient: Tensor) -> str | None:
 def exchanged_of(gradient: Tensor) -> str | None:
     """Say that a token takes a patch of the image read with as many columns as it has rows."""
     high, wide = gradient.shape[1:]
-    if high == wide or not bool(is_of_one_patch(gradient.reshape(len(gradient), wide, high))):
-        return None
+    turned = gradient.reshape(len(gradient), wide, high)
+    if high == wide or not bool(is_of_one_patch(turned)) or bool((turned != 0).any(0).any(0).all()):
+        return None  # a run of pixels fills whole rows of any width that divides it
     return (
         f"the image of {high} rows and {wide} columns is cut as if it had {wide} rows and {high} columns: height and "
         "width, or the rows and columns of the grid, are exchanged where it is reshaped"
@@ -306,6 +307,12 @@ def exchanged_of(gradient: Tensor) -> str | None:
 def strip_of(gradient: Tensor, pixels: int) -> str | None:
     """Say that a token takes as many pixels as a patch has, along rows of the image instead of a square of it."""
     seen = (gradient != 0).any(0)
+    run = seen.flatten().nonzero().flatten()
+    if int(seen.sum()) == pixels == int(run[-1] - run[0]) + 1 and int(area_of(gradient)) != pixels:
+        return (
+            f"a token takes {pixels} pixels that follow one another in reading order, not those of a patch: the rows "
+            "inside a patch and the columns of patches are not exchanged before the reshape"
+        )
     columns = seen.any(0)
     if int(seen.sum()) != pixels or not bool(columns.all()):
         return None

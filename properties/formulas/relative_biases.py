@@ -95,9 +95,9 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         if farthest > start(buckets // 2 if both else buckets, max(buckets // 4 if both else buckets // 2, 1)):
             told = f"the logarithm of the distance is divided by {words} instead of log(max_distance / max_exact)"
             yield told, _bucket(relative, both, buckets, farthest, start=start)
-    for one, other, base in (("2", "e", 1 / math.log(2)), ("e", "2", math.log(2)), ("10", "e", 1 / math.log(10)),
-                             ("e", "10", math.log(10))):  # fmt: skip
-        told = f"the logarithm of the distance is to base {one} and that of the range it is divided by to base {other}"
+    for own, ranges, base in (("2", "e", 1 / math.log(2)), ("e", "2", math.log(2)), ("10", "e", 1 / math.log(10)),
+                              ("e", "10", math.log(10))):  # fmt: skip
+        told = f"the logarithm of the distance is to base {own} and that of the range it is divided by to base {ranges}"
         yield told, _bucket(relative, both, buckets, farthest, base=base)
     told = "the distance is divided by max_exact to a whole number, before its logarithm is taken"
     yield told, _bucket(relative, both, buckets, farthest, whole_ratio=True)

@@ -167,7 +167,7 @@ def _differs(
         return f"in {begins}, the past keys are right and the past values are not those of these tokens"
     if past != known:
         return _past_keys(runs, begins, steps, number, layer, past, known, values)
-    return _weights(begins, got, expected, step)
+    return _weights(begins, got, expected, step, int(runs.case.subject.fact("window", 0)))
 
 
 def _of_other_width(begins: str, got: Attended, expected: Attended, step: Step) -> str | None:
@@ -226,7 +226,7 @@ def _past_keys(
     )
 
 
-def _weights(begins: str, got: Attended, expected: Attended, step: Step) -> str | None:
+def _weights(begins: str, got: Attended, expected: Attended, step: Step, window: int) -> str | None:
     """Compare what is given to each key: a mask or a bias, where queries and keys agree."""
     many = got.weights.shape[-1]
     end = step.start + step.size
@@ -240,6 +240,14 @@ def _weights(begins: str, got: Attended, expected: Attended, step: Step) -> str 
     if bool(more.any()) or bool(less.any()):
         at = sorted({end - many + s for *_, s in (more | less).nonzero().tolist()})
         kind = "are seen that must not be" if bool(more.any()) else "are hidden"
+        if window and not bool(less.any()):
+            ages = torch.arange(step.start, end)[:, None] - torch.arange(end - many, end)[None]
+            if bool((ages.to(more.device).expand_as(more)[more] >= window).all()):
+                which = "a chunk of several tokens" if step.size > 1 else "a single token"
+                return (
+                    f"in {begins}, queries, keys and values are right, and keys {at} are seen by queries that they lie "
+                    f"{window} or more places before: the window of {window} is not applied to {which} behind a cache"
+                )
         return f"in {begins}, queries, keys and values are right, and keys {at} {kind}: the mask is wrong there"
     if float(right.sum(-1).min()) < 1 - _LEAST:
         return f"in {begins}, the cache holds {many} keys, and the whole run gives weight to more"

@@ -345,6 +345,10 @@ def _softmax(case: Case, made: Setting, name: str) -> tuple[Tensor | None, Wrong
         ("each weight is taken to depend on its own score alone", g * p * (1 - p)),
         ("the row sum of g * p runs over another axis", p * (g - product.sum(-2, keepdim=True))),
     ]
+    for size in range(1, scores.shape[-1]):
+        sums = torch.cat([x.sum(-1, keepdim=True).expand_as(x) for x in product.split(size, -1)], -1)
+        told = f"the sum of g * p is taken over tiles of {size} entries by themselves, not over the whole row"
+        wrong.append((told, p * (g - sums)))
     return p * (g - product.sum(-1, keepdim=True)), iter(wrong)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def accumulation_cause(
-    got: float, means: Sequence[float], counts: Sequence[int], before: Sequence[int], positions: int, bound: float
+    got: float, means: Sequence[float], counts: Sequence[int], before: Sequence[int], sizes: Sequence[int], bound: float
 ) -> str | None:
     """Name the one way of putting micro-batches together that gives a number.
 
@@ -15,13 +15,15 @@ def accumulation_cause(
         means: the loss of each.
         counts: how many labels count in each.
         before: how many labels stand in each before a shift.
-        positions: number of all labels, ignored ones included.
+        sizes: number of all labels of each, ignored ones included.
         bound: largest difference that is rounding.
     """
     sums = [mean * count for mean, count in zip(means, counts, strict=True)]
-    total, number = sum(sums), len(means)
+    total, number, positions = sum(sums), len(means), sum(sizes)
+    by_size = sum(mean * size for mean, size in zip(means, sizes, strict=True)) / positions
     values = {
         "the mean of the micro-batches' means is taken, so that tokens of small ones weigh more": sum(means) / number,
+        "the means are weighed by the number of all labels, those that do not count among them": by_size,
         "the micro-batches' means are summed, and not divided": sum(means),
         "the losses are summed, and divided by nothing": total,
         "the sum is divided by all positions, not by those counted": total / positions,
