@@ -78,6 +78,8 @@ def position_steps(seen: Traced, length: int, width: int) -> list[Tensor]:
 def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> float:
     """Return how far steps `[T, D]` are from those of the sinusoidal table, weighed or not, from position 0, 1 or 2 on.
 
+    Of an odd width the last channel may be a zero behind the table of one channel less, as in tensor2tensor.
+
     Args:
         steps: of `position_steps`.
         width: D.
@@ -96,6 +98,8 @@ def sinusoid_misfit(steps: Tensor, width: int, base: float, layout: str) -> floa
                 wanted = table - table[:1]
                 scale = float((wanted * steps).sum() / wanted.square().sum())
                 errors.append(float((steps - (scale or 1.0) * wanted).abs().amax()))
+    if width % 2 and width > 1 and not bool(steps[:, -1].abs().amax() > 1e-6 * steps.abs().amax()):
+        errors.append(sinusoid_misfit(steps[:, :-1], width - 1, base, layout))
     return min(errors)
 
 

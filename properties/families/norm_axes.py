@@ -17,7 +17,7 @@ _EVEN = 1e-3
 """Relative spread of sizes that are one number, eps of a norm among what moves them."""
 _UNEVEN = 0.1
 """Spread of sizes of tokens that no norm over channels gave, and no large bias either, which makes all sums alike."""
-_FEWEST = 2  # different sizes that must be seen
+_FEWEST = 3  # different sizes that must be seen: two are one number within `_EVEN` by chance
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,10 @@ class Tiling:
             SubjectError: it refused, or failed.
         """
         case, device = self.case, self.case.bench.device
-        draw = normal or (lambda *shape: case.normal(*shape, dtype=self.built.dtype, drawn=torch.float32))
+        own = self.built.dtype
+        draw = normal or (
+            lambda *shape: case.normal(*shape, dtype=own, drawn=own if own == torch.float32 else torch.float64)
+        )
         inputs = profiled(draw, s, self.scale(s))
         mask = weight = None
         if s.masked:
