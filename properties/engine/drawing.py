@@ -184,12 +184,9 @@ class Drawing:
             self._generator = torch.Generator().manual_seed(self.integer("seed", 0, 2**16 - 1))
         return self._generator
 
-    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0, drawn: torch.dtype = torch.float64) -> Tensor:
-        """Return unit normal values times `scale`, on the device; the same values in every dtype, up to rounding.
-
-        Many of them are `drawn` in float32 in a fifth of the time.
-        """
-        value = torch.randn(shape, generator=self.generator, dtype=drawn)
+    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """Return unit normal values times `scale`, on the device; the same values in every dtype, up to rounding."""
+        value = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         value = value if scale == 1.0 else value * scale  # a script has a line for each step
         return value.to(dtype) if torch.device(self.bench.device).type == "cpu" else value.to(self.bench.device, dtype)
 

@@ -194,10 +194,7 @@ class Tiling:
             SubjectError: it refused, or failed.
         """
         case, device = self.case, self.case.bench.device
-        own = self.built.dtype
-        draw = normal or (
-            lambda *shape: case.normal(*shape, dtype=own, drawn=own if own == torch.float32 else torch.float64)
-        )
+        draw = normal or (lambda *shape: case.normal(*shape, dtype=self.built.dtype))
         inputs = profiled(draw, s, self.scale(s))
         mask = weight = None
         if s.masked:
