@@ -176,32 +176,58 @@ def _table(seen: Traced, length: int, width: int) -> _Table | None:
 
 
 def _tabled(seen: Traced, length: int, width: int) -> _Table | None:
-    parts = [
-        (number, part)
+    held = [
+        (number, tokens)
         for number, value in reversed(list(enumerate(seen.values)))
-        if value.name in LINEAR
-        for part in parts_of(value.output.double(), seen.batch, length, width)
+        if value.name in LINEAR and _may_hold(value.output, seen.batch * length, width)
+        for tokens in _as_tokens(value.output.double(), seen.batch, length)
     ]
-    if not parts:
+    if not held:
         return None
+    sizes = _sizes_of([tokens for _, tokens in held], width)
+    parts = [
+        (number, Parts(tokens, step, by_step[step]))
+        for (number, tokens), by_step in zip(held, sizes, strict=True)
+        for step in by_step
+    ]
     counts = [len(part.sizes) for _, part in parts]
     owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
-    sizes = torch.cat([part.sizes for _, part in parts])
+    norms = torch.cat([part.sizes for _, part in parts])
     firsts = [0, *accumulate(counts)][:-1]
-    return _Table(parts, firsts, owners, sizes, sizes.square().sum(-1).clamp(min=1e-300))
+    return _Table(parts, firsts, owners, norms, norms.square().sum(-1).clamp(min=1e-300))
 
 
 def parts_of(output: Tensor, batch: int, length: int, width: int) -> list[Parts]:
     """Return all parts of so many channels of the tokens of some tensor; none where it holds no such tokens."""
-    channels, left = divmod(output.numel(), batch * length)
-    if left or channels % width or channels < width:
+    if not _may_hold(output, batch * length, width):
         return []
-    found = []
-    count = channels // width
-    for tokens in _as_tokens(output, batch, length):
+    held = _as_tokens(output, batch, length)
+    return [
+        Parts(tokens, step, sizes)
+        for tokens, by_step in zip(held, _sizes_of(held, width), strict=True)
+        for step, sizes in by_step.items()
+    ]
+
+
+def _may_hold(output: Tensor, tokens: int, width: int) -> bool:
+    """Whether a tensor may hold so many tokens, of whole parts of so many channels."""
+    channels, left = divmod(output.numel(), tokens)
+    return not left and channels % width == 0 and channels >= width
+
+
+def _sizes_of(held: list[Tensor], width: int) -> list[dict[int, Tensor]]:
+    """Return for each of `[B, T, W]` the norms `[N, B T]` of its parts, by the step between their channels.
+
+    Those of as many channels are taken together.
+    """
+    found: list[dict[int, Tensor]] = [{} for _ in held]
+    for channels in {x.shape[-1] for x in held}:
+        alike = [i for i, x in enumerate(held) if x.shape[-1] == channels]
+        squares, count = torch.stack([held[i] for i in alike]).square(), channels // width
         for step in (n for n in range(1, count + 1) if count % n == 0):
-            sizes = tokens.unflatten(-1, (count // step, width, step)).norm(dim=-2)
-            found.append(Parts(tokens, step, sizes.reshape(-1, count).T))
+            norms = squares.unflatten(-1, (count // step, width, step)).sum(-2).sqrt().flatten(-2).flatten(1, 2).mT
+            for i, own in zip(alike, norms, strict=True):
+                found[i][step] = own
     return found
 
 
