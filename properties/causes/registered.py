@@ -299,6 +299,8 @@ def is_bias_of_several(name: str, parameter: nn.Parameter, owner: nn.Module | No
     weight = getattr(owner, own.removesuffix("bias") + "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.ndim < parameter.ndim or weight.numel() <= parameter.numel():
         return False
+    if parameter.shape == weight.shape[-parameter.ndim :]:
+        return True  # `[H, K]` by `[D, H, K]`
     return weight.shape[0] == parameter.shape[0] and parameter.shape[-1] in weight.shape[-2:]
 
 

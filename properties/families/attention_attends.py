@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from veriformer.properties.causes.summed_weights import summed_away
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream
 from veriformer.properties.families.attention_ghosts import no_key_without_token
+from veriformer.properties.families.attention_sums import summed_away
 
 _LENGTH = 5
 

@@ -1,4 +1,4 @@
-"""Attention whose weights are summed up before they meet the values: each sum is one, and nothing is mixed."""
+"""Weights that are summed up before they meet the values, so that nothing is mixed; part of `attention.attends`."""
 
 from __future__ import annotations
 

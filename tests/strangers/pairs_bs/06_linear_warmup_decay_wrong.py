@@ -1,0 +1,31 @@
+WHAT = 'The share of the decay is taken of all steps and not of those behind the warm-up (`remaining = (self.total - step) / self.total`), so at the end of the warm-up the rate drops at once by a fifth of the way from the peak to the floor, and the peak is never used.'
+"""Learning rate: linear warm-up, linear decay to a floor. A pure function of the step, so that runs can resume."""
+
+from dataclasses import dataclass
+
+from veriformer.properties import Subject
+
+
+@dataclass(frozen=True)
+class LinearWithWarmup:
+    peak: float = 3e-4
+    floor: float = 3e-5
+    warmup: int = 20
+    total: int = 100
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return self.peak * step / self.warmup
+        if step >= self.total:
+            return self.floor
+        remaining = (self.total - step) / self.total
+        return self.floor + (self.peak - self.floor) * remaining
+
+
+subject = Subject(
+    kind="schedule",
+    name="linear with warm-up",
+    build=lambda c: LinearWithWarmup(),
+    forward=lambda schedule, step: schedule(step),
+    declares={"schedule": "linear", "warmup_steps": 20, "total_steps": 100, "peak": 3e-4, "floor": 3e-5},
+)
