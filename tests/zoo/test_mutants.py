@@ -53,6 +53,7 @@ LONGER = {
     "EM07": 100,
     "droppath-inside": 84,
     "EX02": 100,
+    "DR-share-forgotten": 100,
     "TL-backward-mask": 62,
     "TL-empty-uniform": 62,
     "TL-mask-keys": 62,

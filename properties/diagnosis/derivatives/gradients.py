@@ -150,7 +150,7 @@ def _told(case: Case, made: Setting, sizes: Sizes, condition: str) -> str | None
     own = _own_backward(made)
     by = f"the backward of {own[0].name}, written by hand," if own else ""
     if own and sizes.rate:
-        return f"{by} drops others than the forward did: without dropout it is right{when}"
+        return f"{by} {own[0].how_it_drops(sizes.rate)}; without dropout it is right{when}"
     doubled = made.gradients(2.0)
     if all(_equal(doubled[name], gradients[name]) for name in wrong):
         what = by or "the backward"

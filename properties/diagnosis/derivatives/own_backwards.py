@@ -15,6 +15,7 @@ from veriformer.properties.bench.isolation import reseed
 
 _HOLDER: Any = function._SingleLevelFunction
 _MOST = 12
+_OTHERS = "drops others than the forward did"
 
 
 @dataclass
@@ -60,6 +61,37 @@ class Applied:
         kept = given.clone()
         torch.autograd.grad(output, leaves, given, allow_unused=True)
         return not torch.equal(given, kept)
+
+    def how_it_drops(self, rate: float) -> str:
+        """Return what its backward does with the entries that its forward drops, or keeps, where that is seen.
+
+        Args:
+            rate: with which it drops.
+        """
+        place = next(n for n, x in enumerate(self.args) if isinstance(x, Tensor) and x.requires_grad)
+        x = self.args[place].detach().clone().requires_grad_()
+        once, twice = self._called(place, x), self._called(place, (2 * x).detach())
+        if not isinstance(once, Tensor) or once.shape != x.shape:
+            return _OTHERS
+        (back,) = torch.autograd.grad(once.sum(), x)
+        forward = ((twice - once) / x).detach()
+        kept, given = forward.abs() > 1e-9, back.abs() > 1e-9
+        if bool(given.all()) and not bool(kept.all()):
+            return "forgets the mask of dropout: it gives a gradient to what was dropped"
+        if not torch.equal(kept, given) or not bool(kept.any()):
+            return _OTHERS
+        share = (back / forward)[kept]
+        if float((share - share.mean()).abs().max()) > 1e-6 or abs(float(share.mean()) - 1) < 1e-6:
+            return _OTHERS
+        if abs(float(share.mean()) - (1 - rate)) < 1e-6:
+            return "does not divide what is kept by 1 - p, as the forward does: its gradient is 1 - p of the derivative"
+        return f"drops what the forward does, and gives {float(share.mean()):.3g} times the derivative of what is kept"
+
+    def _called(self, place: int, x: Tensor) -> Any:
+        args = [x.clone() if n == place else _kept(a) for n, a in enumerate(self.args)]
+        with torch.random.fork_rng(devices=[]):
+            reseed(5)
+            return self.made.apply(*args)
 
     def _value(self, leaves: dict[int, Tensor]) -> Tensor:
         args = [leaves.get(place, x) for place, x in enumerate(self.args)]
