@@ -42,11 +42,10 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
     """
     length, batch = case.length("T"), case.batch(2, 4)
     stream = Stream(case, case.built(), side=case.choice("stream", sides(case.subject)))
-    x = stream.draw(batch, length)
+    x, any_row = stream.draw(batch, length), case.integer("row", 0, batch - 1)
     for path in case.paths(masks=("none", "ones")):
         together = stream(x, path=path)
-        drawn = path.mode == "grad" and path.mask == "none"
-        row = case.integer("row", 0, batch - 1) if drawn else (batch - 1) * case.reaches
+        row = any_row if path.mode == "grad" and path.mask == "none" else (batch - 1) * case.reaches
         alone = stream(x[row : row + 1], path=path)
         case.close(
             together[row : row + 1],

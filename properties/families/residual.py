@@ -289,7 +289,7 @@ def _spread(x: Tensor) -> Tensor:
 )
 def gradients_reach_the_first_layer(case: Case) -> None:
     """At the subject's own initialisation. Post-LN grows towards the top and pre-LN shrinks, both by less than tenfold;
-    gradients that vanish do so by many powers of ten.
+    gradients that vanish do so by many powers of ten. Of a ready-made instance, which may be trained, it is asked.
     """
     config = case.config()
     if case.subject.build is not None and "num_layers" not in case.subject.domain:
@@ -307,7 +307,8 @@ def gradients_reach_the_first_layer(case: Case) -> None:
     ratio = norms[-1] / norms[0].clamp(min=1e-300)
     case.require((ratio > 1e-3) & (ratio < 1e3), "gradients vanish or explode on their way to the first layer",
                  got=f"last over first {ratio:.3g}", expected="between 1e-3 and 1e3",
-                 cause=lambda: _vanishing(norms.tolist()))  # fmt: skip
+                 cause=lambda: _vanishing(norms.tolist()),
+                 asks=None if case.subject.module is None else ("init", "other"))  # fmt: skip
     case.witness()
 
 

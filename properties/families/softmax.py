@@ -16,6 +16,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.families.softmax_axes import permuted_axes, softmaxed
 from veriformer.properties.families.softmax_fillers import filled_cause, other_maximum_cause, streamed_rows_cause
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
+from veriformer.properties.families.softmax_sinks import sinks_are_one_number
 from veriformer.properties.subject.inputs import ordinary
 from veriformer.properties.subject.subject import Subject
 
@@ -28,15 +29,18 @@ def _weights_offered(subject: Subject) -> str | None:
     return None if subject.kind == "softmax" else needs_part("weights")(subject)
 
 
-def _weights(case: Case, built: Built) -> Tensor:
-    """Return rows of weights `[..., S]`: of the softmax itself, or attention weights that the subject gives away."""
+def _weights(case: Case, built: Built) -> tuple[Tensor, float]:
+    """Return rows of weights `[..., S]`: of the softmax itself, or attention weights that the subject gives away.
+
+    And by how much a row may miss one where the logarithm of the sum is subtracted and rounded at the scores' size.
+    """
     if case.subject.kind == "softmax":
         shape = (case.integer("B", 1, 3), case.integer("T", 1, 5), case.integer("S", 1, 9))
-        return softmaxed(case, built, case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0))))
+        scores = case.normal(*shape, dtype=built.dtype, scale=case.choice("scale", (1.0, 10.0)))
+        return softmaxed(case, built, scores), float(log_sum_exp_bound(scores, built.dtype).sum(-1).amax())
     inputs = ordinary(case.subject, built.config, case.generator, built.dtype)
     tensors = [x.to(case.bench.device) for x in inputs.tensors]
-    weights: Tensor = case.bench.call(case.subject.weights, built.module, *tensors)
-    return weights
+    return case.bench.call(case.subject.weights, built.module, *tensors), 0.0
 
 
 @holds(
@@ -53,13 +57,16 @@ def rows_lie_on_the_simplex(case: Case) -> None:
     dropout. With a declared sink the sum is at most one.
     """
     built = case.built()
-    weights = _weights(case, built).detach()
+    weights, rounded = _weights(case, built)
+    weights = weights.detach()
     sums = weights.double().sum(dim=-1)
     case.require((weights >= 0).all(), "a weight is negative", got=f"{float(weights.min()):.3g}", expected=">= 0")
     # every weight is rounded once (u each, adding to u), the sum before the division over S terms once more
-    bound = 2 * rounding_bound(built.dtype, weights.shape[-1])
+    bound = max(2 * rounding_bound(built.dtype, weights.shape[-1]), rounded)
     if case.subject.fact("sink"):
         case.require((sums <= 1 + bound).all(), "a row sums to more than one", got=f"{float(sums.max()):.6g}")
+        if case.subject.kind == "softmax":
+            sinks_are_one_number(case, built)
     else:
         case.close(
             sums,
