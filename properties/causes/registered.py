@@ -236,13 +236,13 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str
         if sort.startswith("gains") and decays:
             unnamed = [name for name in bad if "norm" not in name.lower()]
             if len(unnamed) == len(bad):
+                told += ": no 'norm' stands in their names, by which norms may be looked for"
                 inside = all("." in name.rpartition(".")[0] for name in right)
                 if right and inside and all("." not in name.rpartition(".")[0] for name in bad):
                     told += (
-                        ": they stand at the top of the model, the others inside of parts, with a dot before the name"
+                        "; or with a dot before the name, for they stand at the top of the model and the others inside "
+                        "of parts"
                     )
-                else:
-                    told += ": no 'norm' stands in their names, by which norms may be looked for"
             elif all(parameter.ndim < 2 for name, parameter in module.named_parameters() if name in bad):
                 told += ": neither their type nor their one axis keeps them out"
         others = [
