@@ -42,7 +42,8 @@ class Subject:
         cache: `cache(model, chunks, attention_mask=None, reorder=None)`: outputs `[B, T, *]`, or a list of one
             `[B, t_i, *]` a chunk, of chunks of tokens `[B, t_i]`, computed one after another; `attention_mask` `[B, T]`
             of them all. After the first chunk, whose outputs stay as they are, sample b goes on as sample `reorder[b]`
-            (beam search; any index may come twice). Both may be left out. An encoder-decoder's is `cache(model, source, chunks)`, chunks of the target.
+            (beam search; any index may come twice). Both may be left out. An encoder-decoder's is
+            `cache(model, source, chunks)`, chunks of the target.
         generate: `generate(model, tokens, steps, use_cache)`: tokens `[B, T + steps]`, greedily chosen; an
             encoder-decoder's, given a source, `[B, 1 + steps]` or fewer: a start token and the target, padded behind.
         sampling: `sampling(model, tokens, steps)`, with `temperature=1.0` and `top_k=None` where it takes them:
