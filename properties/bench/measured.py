@@ -59,8 +59,7 @@ def _floor(bench: Workbench, built: Built) -> float:
             allowance(floor / unit * epsilon(single), single, _longest(built)) > GAP[single]
         ):  # so much varies from input to input
             more = range(2, 4 if bench.pool.is_large else 6)
-            # twice the largest of a few: what is amplified a thousandfold has some inputs that are worse than these
-            floor = 2 * max(floor, *(_sensitivity(bench, built, unit, seed) for seed in more))
+            floor = max(floor, *(_sensitivity(bench, built, unit, seed) for seed in more))
         return floor
 
     return _kept(bench, ("floor", built.config, built.dtype), measure)

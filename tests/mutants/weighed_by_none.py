@@ -80,6 +80,23 @@ def sums_of_tiles() -> Subject:
 
 
 @fault(
+    "SM-sink-unshifted",
+    "A sink of 1 stays beside exponentials from which the maximum was taken off",
+    killed_by=("softmax.simplex",),
+    cause="must be multiplied by exp(-maximum) too",
+)
+def sink_without_the_maximum() -> Subject:
+    sink: Callable[[Tensor], Any] = put(lambda top: 1.0, instead_of=lambda top: (-top).exp())
+
+    def softmax(m: Any, x: Tensor, dim: int = -1) -> Tensor:
+        top = x.amax(dim, keepdim=True).clamp(min=0)
+        weights = (x - top).exp()
+        return weights / (sink(top) + weights.sum(dim, keepdim=True))
+
+    return Subject(kind="softmax", forward=softmax, declares={"sink": True, "half_precision": False})
+
+
+@fault(
     "LS-weighed-by-size",
     "Micro-batches are weighed by all their labels, those that do not count among them",
     killed_by=("loss.accumulation",),
