@@ -5,7 +5,7 @@ Where no known one is found, any function of one number is: its curve.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -158,12 +158,12 @@ def _explained(taken: Tensor, before: list[Value], limit: float) -> tuple[str, S
     for forms, names in ((_USUAL, _SOME), (_ODD, _SOME), (_USUAL, ("identity",))):
         fits = []
         for order, form in enumerate(forms.values()):
-            for name in names:
-                function = ACTIVATIONS[name]
-                for number, other in _numbers(form, _near(_made(form, function, starts), few, bound), len(starts)):
-                    error = float((form(function, parts[number][1], parts[other][1]) - taken).abs().amax())
+            for place, row in _near(_made(form, names, starts), few, bound):
+                for number, other in _numbers(form, row, len(starts)):
+                    whole = form(ACTIVATIONS[names[place]], parts[number][1], parts[other][1])
+                    error = float((whole - taken).abs().amax())
                     if error <= bound:
-                        fits.append((order, error, number, other, name))
+                        fits.append((order, error, number, other, names[place]))
         if fits:
             order, _, number, other, name = min(fits)  # a gate only where no one map explains it: 0 multiplies nothing
             words, form = list(forms.items())[order]
@@ -178,12 +178,12 @@ def _scaled(
     """Return the activation that explains `taken` but for a factor, as `_explained` does."""
     few = taken.flatten()[:_FEW]
     for form in _USUAL.values():
-        for name in _SOME:
-            function = ACTIVATIONS[name]
-            made = _made(form, function, starts)
-            factors = (made * few).sum(-1, keepdim=True) / made.square().sum(-1, keepdim=True).clamp(min=1e-30)
-            for number, other in _numbers(form, _near(factors * made, few, bound), len(starts)):
-                whole = form(function, parts[number][1], parts[other][1])
+        made = _made(form, _SOME, starts)
+        factors = (made * few).sum(-1, keepdim=True) / made.square().sum(-1, keepdim=True).clamp(min=1e-30)
+        for place, row in _near(factors * made, few, bound):
+            name = _SOME[place]
+            for number, other in _numbers(form, row, len(starts)):
+                whole = form(ACTIVATIONS[name], parts[number][1], parts[other][1])
                 factor = float((whole * taken).sum() / whole.square().sum())
                 if factor and float((factor * whole - taken).abs().amax()) <= bound:
                     return name, parts[number][0], None if form in _ALONE else parts[other][0], f"times {factor:.4g}"
@@ -226,23 +226,23 @@ _ODD = {
 }
 
 
-def _made(form: Callable[..., Tensor], function: Callable[[Tensor], Tensor], starts: Tensor) -> Tensor:
-    """Return what a form makes of the first numbers `[N, F]` of each part, or of each pair `[N * N, F]`."""
+def _made(form: Callable[..., Tensor], names: Sequence[str], starts: Tensor) -> Tensor:
+    """Return what a form makes of the first numbers of each part, or each pair, by every function: `[A, N, F]`."""
     if form in _ALONE:
-        return form(function, starts, starts)
-    return form(function, starts[:, None], starts).flatten(0, 1)
+        return torch.stack([form(ACTIVATIONS[name], starts, starts) for name in names])
+    return torch.stack([form(ACTIVATIONS[name], starts[:, None], starts).flatten(0, 1) for name in names])
 
 
-def _numbers(form: Callable[..., Tensor], rows: list[int], parts: int) -> list[tuple[int, int]]:
-    """Return which parts are behind rows of what was made: one with itself, or two."""
+def _numbers(form: Callable[..., Tensor], row: int, parts: int) -> list[tuple[int, int]]:
+    """Return which parts are behind a row of what was made: one with itself, or two."""
     if form in _ALONE:
-        return [(row, row) for row in rows]
-    return [pair for row in rows if (pair := divmod(row, parts))[0] != pair[1]]
+        return [(row, row)]
+    return [pair] if (pair := divmod(row, parts))[0] != pair[1] else []
 
 
-def _near(guesses: Tensor, few: Tensor, bound: float) -> list[int]:
-    """Return which of `[N, F]` give the first numbers."""
-    numbers: list[int] = ((guesses - few).abs().amax(-1) <= bound).nonzero().flatten().tolist()
+def _near(guesses: Tensor, few: Tensor, bound: float) -> list[tuple[int, int]]:
+    """Return the function and the row of those of `[A, N, F]` that give the first numbers."""
+    numbers: list[tuple[int, int]] = ((guesses - few).abs().amax(-1) <= bound).nonzero().tolist()
     return numbers
 
 

@@ -120,7 +120,10 @@ def _nearest(
             key=itemgetter(1),
         )  # fmt: skip
         value = seen.values[number]
-        if error <= most and _is_of_map(seen, value, parts.tokens):
+        if error <= most and seen.once(
+            ("of a map", number, parts.tokens.shape, parts.tokens.stride()),
+            lambda value=value, parts=parts: _is_of_map(seen, value, parts.tokens),  # type: ignore[misc]
+        ):
             source, start = parts.part(row - table.firsts[owner], width)
             return Head(source, factor, value.when, value.place, start, parts.step)
     return None

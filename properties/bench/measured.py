@@ -31,8 +31,15 @@ def _kept(bench: Workbench, key: tuple[Any, ...], measure: Callable[[], T]) -> T
     return kept
 
 
-def tolerance_of(bench: Workbench, built: Built) -> float:
-    """Return the largest relative difference between equivalent evaluations that counts as rounding."""
+def tolerance_of(bench: Workbench, built: Built, error: float | None = None) -> float:
+    """Return the largest relative difference between equivalent evaluations that counts as rounding.
+
+    Args:
+        bench: of the subject.
+        built: the model.
+        error: that is judged: where the first inputs show that it is rounding no more of them are measured, which
+            could but raise the tolerance.
+    """
 
     def measure() -> float:
         if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
@@ -41,6 +48,11 @@ def tolerance_of(bench: Workbench, built: Built) -> float:
             return GAP[built.dtype]  # all that is allowed, whatever other inputs show
         return relative_tolerance(_floor(bench, built), built.dtype, _longest(built))
 
+    is_own = built.dtype != torch.float64 or computes_in_float64(bench)
+    if error is not None and is_own:
+        least = relative_tolerance(_first_floor(bench, built), built.dtype, _longest(built))
+        if error <= least:
+            return least
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
 
 

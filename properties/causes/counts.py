@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from veriformer.properties.definitions.counts import Component
 from veriformer.properties.subject.sizes import DrawnConfig
 
@@ -31,3 +33,25 @@ def surplus_cause(difference: int, components: list[Component], config: DrawnCon
             plural = "are there besides" if difference > 0 else "are missing, shared or tied"
             return f"{size:,} {sign}: {size // each} times a {name} {plural}"
     return None
+
+
+def shared_parts(module: nn.Module) -> tuple[int, str]:
+    """Return how many parameters fewer a model has since parts are one module under several names, and which these are.
+
+    >>> shared = nn.Linear(3, 4)
+    >>> shared_parts(nn.ModuleDict({"own": shared, "cross": shared}))
+    (16, 'own and cross are one module with one set of weights: its 16 parameters are used 2 times')
+    """
+    names: dict[nn.Module, list[str]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        names.setdefault(part, []).append(name)
+    shared = {part: at for part, at in names.items() if len(at) > 1 and any(True for _ in part.parameters())}
+    inside = {inner for part in shared for inner in part.modules() if inner is not part}
+    outer = {part: at for part, at in shared.items() if part not in inside}
+    sizes = {part: sum(p.numel() for p in part.parameters()) for part in outer}
+    if not outer:
+        return 0, ""
+    (part, at), *others = outer.items()
+    told = f"{' and '.join(at[:3])} are one module with one set of weights: its {sizes[part]:,} parameters are used"
+    told += f" {len(at)} times{f', and so are those of {len(others)} more' if others else ''}"
+    return sum(sizes[part] * (len(at) - 1) for part, at in outer.items()), told

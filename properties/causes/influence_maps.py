@@ -51,13 +51,14 @@ def measured_map(case: Case, stream: Stream, x: Tensor, mask: Tensor | None, pat
     return by_substitution(stream, one, one_mask, path)
 
 
-def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str | None:
+def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1, sinks: int = 0) -> str | None:
     """Name the shape of what an influence map shows where nothing may be.
 
     Args:
         influence: `[T, T]`, zero where nothing reaches.
         allowed: `[T, T]` bool.
         num_layers: layers of the model; a leak of one step in each adds up.
+        sinks: so many of the first positions every later one is meant to see, whatever the window.
 
     Returns:
         One sentence, or None if nothing illegal is seen.
@@ -72,6 +73,11 @@ def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1) -> str |
     if not future:
         far = -min(ahead)
         return f"influence from {far} steps back, outside the declared window: the window is off by one or not applied"
+    if not bool(illegal[:, sinks:].any()):
+        return (
+            f"the first {sinks} positions, the sinks, are seen by those before them, too: they are let in behind the "
+            "causal mask, which must hide what lies ahead among the sinks as well"
+        )
     everything = bool(reaches[~allowed].all())
     if length > 2 and bool((reaches == allowed.T).all()):
         return "influence from the future and none from the past: the mask is transposed or inverted"

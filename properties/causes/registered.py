@@ -213,13 +213,14 @@ def _saved_otherwise(name: str, one: Tensor, other: object) -> str:
     return told
 
 
-def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str | None:
+def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool, why: str | None = None) -> str | None:
     """Say which sort of parameters decays, or does not, wrongly: all of a sort, or some, and how their names differ.
 
     Args:
         module: that has the parameters.
         names: of those that stand in the wrong group.
         decays: whether the wrong ones decay.
+        why: what lets gains decay, if that is known.
     """
     wrong = set(names)
     sorts = _sorts(module)
@@ -233,7 +234,9 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool) -> str
         told = f"{extent} {len(members)} {sort} {verb} ({', '.join(bad[:3])}{' ...' if len(bad) > 3 else ''})"
         if right:
             told += f", {', '.join(right[:2])} {'not' if decays else 'as it should'}"
-        if sort.startswith("gains") and decays:
+        if sort.startswith("gains") and why:
+            told += f": {why}"
+        elif sort.startswith("gains") and decays:
             unnamed = [name for name in bad if "norm" not in name.lower()]
             if len(unnamed) == len(bad):
                 told += ": no 'norm' stands in their names, by which norms may be looked for"

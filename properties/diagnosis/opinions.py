@@ -14,14 +14,15 @@ from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.causes.tracing.lone_axes import lone_axis_opinion
 from veriformer.properties.diagnosis.attention.ghosts import ghost_opinion
-from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.attention.merged import merge_opinion
 from veriformer.properties.diagnosis.attention.modules import module_opinion
+from veriformer.properties.diagnosis.attention.relative_columns import relative_opinion
 from veriformer.properties.diagnosis.attention.shifted_scores import shift_opinion
-from veriformer.properties.diagnosis.attention.tiles import tile_opinion
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.kernels.kernels import kernel_condition, kernel_opinion
+from veriformer.properties.diagnosis.kernels.tiles import tile_opinion
 from veriformer.properties.diagnosis.losses import loss_opinion
 from veriformer.properties.diagnosis.masks.inside import mask_opinion
 from veriformer.properties.diagnosis.norms import wrong_widths
@@ -96,6 +97,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(merge_opinion, (*_WHOLE, "layer", "self_attention", "cross_attention"), _OF_MERGES, "before"),
     Opinion(ghost_opinion, SEQUENCES, _OF_GHOSTS, "before"),
     Opinion(shift_opinion, ("self_attention", "layer"), _OF_SHIFTS, "before"),
+    Opinion(relative_opinion, (*_WHOLE, "layer", "self_attention"), _OF_SHIFTS, "before"),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(unwritten_opinion, ("softmax",), ("gradients.", "permutation.", "softmax."), "before"),

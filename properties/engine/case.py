@@ -53,12 +53,12 @@ class Case(Calling):
         """Say what was not looked at though the property speaks of it, and why; it stands in the report."""
         self.bench.tally.note_unreached(what)
 
-    def tolerance(self, built: Built | None = None) -> float:
-        """Return the relative tolerance measured for the model called last (or for `built`)."""
+    def tolerance(self, built: Built | None = None, error: float | None = None) -> float:
+        """Return the relative tolerance measured for the model called last (or for `built`), to judge an error by."""
         chosen = built or self._built
         if chosen is None:
             return 64 * epsilon(torch.float32)
-        own = tolerance_of(self.bench, chosen)
+        own = tolerance_of(self.bench, chosen, error)
         half = self._walking.autocast
         return max(own, half_tolerance_of(self.bench, chosen, getattr(torch, half))) if half else own
 
@@ -117,8 +117,8 @@ class Case(Calling):
         if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
             return  # rounding flips such picks: see `ChoiceWatch`
         unit: float | Tensor = size_of(expected) if bound is None else self._at_least(bound, expected)
-        limit = self.tolerance() if bound is None else 1.0
         worst = worst_difference(got, expected, unit)
+        limit = self.tolerance(error=worst.error) if bound is None else 1.0
         if in_single is not None and worst.error > 0 and self._leaks_in_half(got, worst.error > limit, in_single):
             asks = asks or ("half_precision", False)
             limit = 0.0

@@ -130,6 +130,10 @@ def _why_alike(attention: Attention, count: int, far: int, both: bool, place: st
             f"the buckets in {place} are two-sided, where one-sided ones are right: half of the {count} are left for "
             "keys that are never seen"
         )
+    apart = not bool(attention.hidden[0].diagonal().any())  # without it buckets that are one are not told from others
+    rules = rules_that_fit(attention, count, far, both, limit) if apart else []
+    if 0 < len(rules) < 3:
+        return f"in {place} {'; or else, the buckets being the same: '.join(rules)}"
     return None
 
 

@@ -12,8 +12,8 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.attention_gradients import row_factor, stored_attention
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
-from veriformer.properties.diagnosis.attention.halves import CHANNELS, HALVES, LENGTHS, level
-from veriformer.properties.diagnosis.attention.tiling import PARTS, Situation, Tiling
+from veriformer.properties.diagnosis.kernels.halves import CHANNELS, HALVES, LENGTHS, level
+from veriformer.properties.diagnosis.kernels.tiling import PARTS, Situation, Tiling
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds

@@ -11,7 +11,7 @@ from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import project, softmax_oracle
 from veriformer.properties.definitions.differences import size_of
-from veriformer.properties.diagnosis.attention.memory_blocks import blocks_of_memory
+from veriformer.properties.diagnosis.kernels.memory_blocks import blocks_of_memory
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds

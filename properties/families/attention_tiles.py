@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.diagnosis.attention.tiling import PARTS, Judged, Situation, Tiling, planned
+from veriformer.properties.diagnosis.kernels.tiling import PARTS, Judged, Situation, Tiling, planned
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact
 from veriformer.properties.engine.property import holds

@@ -126,8 +126,8 @@ class _Map:
 
     def leak(self) -> str | None:
         """Name the likely cause of a leak, and whether it is on this path alone."""
-        layers = self.stream.built.config.num_layers
-        cause = leak_cause(self._measured(self.path), self.allowed, layers) or self._chosen()
+        layers, sinks = self.stream.built.config.num_layers, self.case.subject.fact("sink_tokens", 0)
+        cause = leak_cause(self._measured(self.path), self.allowed, layers, sinks) or self._chosen()
         if cause and ":" in cause and "mask" in cause and answer_to(lambda: all_masks_are_right(self.case)):
             cause = f"{cause.partition(':')[0]}, and not through attention: all its masks hide the later keys"
         if cause and (norm := self._normed()):

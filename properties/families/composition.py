@@ -32,6 +32,7 @@ from veriformer.properties.subject.inputs import ordinary
     level="extended",
     unless=(needs_module, excludes_fact("shared_layers")),
     asks=("structure", "other"),
+    examples_factor=0.5,
     catches=("IN02",),
 )
 def layers_follow_one_another(case: Case) -> None:

@@ -101,7 +101,8 @@ def shares_of(module: nn.Module, stacked: list[str], count: int, run: Callable[[
         run: calls it.
     """
     with torch.no_grad(), restored(module):
-        tensors = {name: p.data for name, p in module.named_parameters() if len(p.shape) and len(p) == count}
+        # those of experts are `[E, *]`: a number for each expert is the router's own bias
+        tensors = {name: p.data for name, p in module.named_parameters() if p.ndim > 1 and len(p) == count}
         for name in stacked:
             tensors[name][:] = tensors[name][:1].clone()
         biases = [name for name in tensors if name not in stacked and name.endswith("bias")]

@@ -19,11 +19,12 @@ def one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
     """
     count = min(top_k, logits.shape[-1])
     each, flat = logits.topk(count, dim=-1).values[:, -1], logits.flatten()
+    fits = []
     for words, at in (
-        ("the k-th largest logit of the first of them", each[0]),
-        ("the k-th largest logit of the last of them", each[-1]),
         ("the least of their k-th largest logits", each.min()),
         ("the largest of their k-th largest logits", each.max()),
+        ("the k-th largest logit of the first of them", each[0]),
+        ("the k-th largest logit of the last of them", each[-1]),
         ("the mean of their k-th largest logits", each.mean()),
         ("the k-th largest logit of all samples together", flat.topk(count).values[-1]),
         ("the B k-th largest logit of all B samples together", flat.topk(count * len(logits)).values[-1]),
@@ -31,8 +32,11 @@ def one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
         reach = logits >= at
         reach |= ~reach.any(-1, keepdim=True)  # where none does all are masked, and so alike
         if torch.equal(got > 0, reach) and not torch.equal(got > 0, logits >= each[:, None]):
-            return f"all are cut at {words}, one threshold for the batch instead of one a sample"
-    return None
+            fits.append(words)
+    if not fits:
+        return None
+    at = " or, which is the same here, ".join(fits)
+    return f"all are cut at {at}, one threshold for the batch instead of one a sample"
 
 
 def cut_cause(logits: Tensor, got: Tensor, temperature: float, top_k: int | None) -> str | None:

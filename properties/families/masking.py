@@ -12,6 +12,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.masking_labels import Masked, label_cause, labels_are_moved, other_places
 from veriformer.properties.subject.subject import Subject
 
 FALSE_ALARM = 1e-9
@@ -61,17 +62,20 @@ def masking_follows_bert(case: Case) -> None:
         expected="the data as they were",
         cause=lambda: "the tokens are masked in place, in the caller's own tensor: a later epoch masks masked ones",
     )  # fmt: skip
-    chosen = labels != int(subject.fact("ignore_index", -100))
+    ignored = int(subject.fact("ignore_index", -100))
+    chosen = labels != ignored
     special = torch.isin(tokens, torch.tensor(specials))
+    seen = Masked(tokens, inputs, labels, chosen, int(subject.fact("mask_id")), ignored)
     case.require(~(chosen & special).any(), "a special token is to be predicted",
-                 cause=lambda: _specials_chosen(chosen, special, inputs == int(subject.fact("mask_id"))),
+                 cause=lambda: (labels_are_moved(seen) or other_places(seen)
+                                or _specials_chosen(chosen, special, inputs == seen.mask_id)),
                  got=f"{int((chosen & special).sum())} of them", expected="none")  # fmt: skip
     probability = float(subject.fact("mask_probability", 0.15))
     _count(case, "tokens chosen", chosen.sum(), int((~special).sum()), probability,
            cause=lambda: (_same_places(chosen, special) or _where_labels_stand(chosen, inputs, tokens, subject)
-                          or _share_chosen(chosen, special, probability)))  # fmt: skip
+                          or other_places(seen) or _share_chosen(chosen, special, probability)))  # fmt: skip
     case.exact(labels[chosen], tokens[chosen], "a label is not the token that stood there",
-               cause=lambda: _label_cause(labels[chosen], inputs[chosen], tokens, chosen))  # fmt: skip
+               cause=lambda: label_cause(seen))  # fmt: skip
     case.exact(inputs[~chosen], tokens[~chosen], "a token that is not to be predicted was changed",
                cause=lambda: _changed(inputs, tokens, chosen, special))  # fmt: skip
     total = int(chosen.sum())
@@ -173,7 +177,7 @@ def _rows_are_drawn_apart(case: Case, chosen: Tensor, special: Tensor, probabili
 def _same_places(chosen: Tensor, special: Tensor) -> str | None:
     """Say that every sample has the same places chosen, where nothing but special tokens makes a difference."""
     ordinary = ~special[::2] & ~special[1::2]
-    if bool((chosen[::2] ^ chosen[1::2])[ordinary].any()):
+    if not bool(chosen.any()) or bool((chosen[::2] ^ chosen[1::2])[ordinary].any()):
         return None
     return _ALIKE
 
@@ -253,15 +257,6 @@ def _share_chosen(chosen: Tensor, special: Tensor, probability: float) -> str | 
     )
     near = [words for words, p in known if abs(share - p) <= 4 * math.sqrt(p * (1 - min(p, 1)) / count) + 1e-9]
     return f"{share:.2%} of the ordinary tokens are chosen: {near[0]}" if len(near) == 1 else None
-
-
-def _label_cause(labels: Tensor, inputs: Tensor, tokens: Tensor, chosen: Tensor) -> str | None:
-    if torch.equal(labels, inputs):
-        return "the labels are taken from the inputs after tokens were hidden"
-    for step, words in ((1, "the next"), (-1, "the one before")):
-        if float((labels == tokens.roll(-step, 1)[chosen]).double().mean()) > 0.95:
-            return f"the label is {words} token: labels are moved by one"
-    return None
 
 
 def _fates(shares: tuple[float, float], total: int, words: int) -> str:

@@ -132,6 +132,7 @@ def _every_length(case: Case, built: Built) -> None:
     formula="f(x) = f(x) after f(y)",
     source="Definition of a function; documented failures: dropout left on in eval, caches keyed on too little.",
     kinds=_CALLABLE,
+    examples_factor=0.6,
     catches=("DR01", "RP08", "KV04"),
 )
 def calls_do_not_depend_on_one_another(case: Case) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.counts import surplus_cause
+from veriformer.properties.causes.counts import shared_parts, surplus_cause
 from veriformer.properties.causes.structure import beside_the_textbook, is_of_textbook_shapes, unlike_the_textbook
 from veriformer.properties.definitions.counts import (
     COUNTED,
@@ -110,6 +110,10 @@ def biased_among(module: nn.Module, names: list[str]) -> list[str]:
 
 def _count_cause(case: Case, built: Built, difference: int, components: list[Component]) -> str | None:
     """Name what is seen; multiples of a size are named only where all shapes are the textbook's."""
+    missing, told = shared_parts(built.module)
+    whole = total(components) + difference + missing
+    if missing and total(nearest_count(possible_counts(case.subject, sizes_of(case.bench, built)), whole)) == whole:
+        return told
     if is_of_textbook_shapes(case, built):
         return surplus_cause(difference, components, sizes_of(case.bench, built))
     return unlike_the_textbook(case, built)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.registered import made_at_a_call
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.inputs import Inputs
 from veriformer.properties.subject.paths import Path
@@ -39,8 +41,22 @@ def new_weights_are_taken(
     for mode in _MODES:
         path = Path(mode=mode)
 
-        def called(module: nn.Module, path: Path = path) -> Tensor:
-            return case.call(replace(built, module=module.eval()), *tensors, *inputs.extras, path=path).detach().clone()
+        def called(module: nn.Module, path: Path = path, given: Sequence[Tensor] = tensors) -> Tensor:
+            return case.call(replace(built, module=module.eval()), *given, *inputs.extras, path=path).detach().clone()
+
+        def cause(other: nn.Module, called: Callable[..., Tensor] = called) -> str | None:
+            told = made_at_a_call(other, fresh())
+            if told is None:
+                return None
+            with off_the_record(case):
+                used, unused = fresh(), fresh()
+                for one in (used, unused):
+                    load(one, module)
+                called(used, given=[x.flip(tuple(range(min(x.ndim, 2)))) for x in tensors])
+                if torch.equal(called(used), called(unused)):
+                    return told
+            name = told.partition(" ")[0]
+            return f"{name} was made of the first inputs, and is used again for others of their shape"
 
         other = fresh()
         called(other)
@@ -48,5 +64,5 @@ def new_weights_are_taken(
         case.close(
             called(other), called(module),
             f"in mode {mode} new weights, loaded after a call, do not give what they give elsewhere",
-            constants_allowed=True, cause=lambda other=other: made_at_a_call(other, fresh()),  # type: ignore[misc]
+            constants_allowed=True, cause=lambda other=other, cause=cause: cause(other),  # type: ignore[misc]
         )  # fmt: skip

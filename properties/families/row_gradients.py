@@ -21,6 +21,8 @@ _SAMPLES = 17
 _ROUNDED = {torch.float64: 1e-3, torch.float32: 1e-2}
 """Gradients that are off by more of their size are others: float32 inside a model leaves 10^-5, its sums some more."""
 
+_LONGEST_CHUNK = 8
+"""Chunks up to this length are looked for, at every length up to three of them."""
 _ADDED, _FEW = 555, 37
 """Tokens: whole blocks of any power of two to 256 and a rest, against fewer than most blocks have."""
 
@@ -58,6 +60,8 @@ def gradients_add_up(case: Case, built: Built) -> None:
             told = wrong_lengths(
                 lambda count: _is_off(weights, case, built, x, probe, bound, count), 0, _ADDED, "tokens"
             )
+            if rest := _left_over(lambda count: _never_computed(case.caller(built), x[:count])):
+                return rest
             counted = _counted(weights, case.caller(built), x, probe)
         what = f"the gradient of {', '.join(bad)} {counted or 'counts some tokens more than once, or misses some'}"
         return "; ".join(filter(None, (what, told)))
@@ -67,6 +71,28 @@ def gradients_add_up(case: Case, built: Built) -> None:
         f"the gradient of the weights for {_ADDED} tokens is not the sum of those for {_FEW} at a time", bound=bound,
         cause=cause,
     )  # fmt: skip
+
+
+def _never_computed(call: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """Return how many of the last of `[N, D]` tokens give zeros, where no other does, nor the last by itself."""
+    empty = (call(x[None])[0] == 0).all(-1)
+    last = int(empty.sum())
+    by_itself = bool((call(x[-1:, None]) != 0).any())
+    return last if by_itself and bool(empty[len(x) - last :].all()) else 0
+
+
+def _left_over(never: Callable[[int], int]) -> str | None:
+    """Say that what is left behind the last whole chunk is not computed, where that is so at every length.
+
+    Args:
+        never: how many of the last tokens of a sequence of some length are not.
+    """
+    rests = {count: never(count) for count in range(1, _LONGEST_CHUNK * 3)}
+    for size in range(2, _LONGEST_CHUNK + 1):
+        if all(rests[count] == count % size for count in range(size + 1, _LONGEST_CHUNK * 3)):
+            told = f"whole chunks of {size} tokens alone are computed: what is left behind the last of them gives zeros"
+            return f"{told} ({2 * size + 1} tokens: the last one), as where the number of chunks is rounded down"
+    return None
 
 
 def gradients_of_samples_add_up(case: Case, stream: Stream, x: Tensor) -> None:

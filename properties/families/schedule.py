@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.registered import (
     decay_cause,
     is_bias_of_several,
@@ -18,10 +19,12 @@ from veriformer.properties.causes.registered import (
     mixed_cause,
     twice_cause,
 )
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_part
 from veriformer.properties.engine.property import holds
+from veriformer.properties.families.group_rules import axes_cause, overwritten_cause, with_one_axis, without_layers
 from veriformer.properties.formulas.schedules import Rates, wrong_falls
 from veriformer.properties.subject.subject import Subject
 
@@ -273,12 +276,13 @@ def norms_and_biases_do_not_decay(case: Case) -> None:
     groups = _groups(case, built)
     lost, twice, decaying, still = case.apply(misplaced, built.module, groups)
     case.equal(lost, [], "a parameter stands in no group", got=", ".join(lost[:3]), expected="every one in a group",
-               cause=lambda: lost_cause(built.module, lost, groups))  # fmt: skip
+               cause=lambda: _overwritten(case, built, lost) or lost_cause(built.module, lost, groups))  # fmt: skip
     case.equal(twice, [], "a parameter stands in two groups", got=", ".join(twice[:3]), expected="in one",
                cause=lambda: twice_cause(built.module, twice))  # fmt: skip
 
     def decay(names: list[str], decays: bool) -> str | None:
-        return mixed_cause(built.module, names, groups) or decay_cause(built.module, names, decays=decays)
+        why = _by_axes(case, built, names) if decays else None
+        return mixed_cause(built.module, names, groups) or decay_cause(built.module, names, decays=decays, why=why)
 
     case.equal(decaying, [], f"{decaying[0][0] if decaying else ''} decays",
                got=f"weight_decay {decaying[0][1] if decaying else 0:g}", expected="0",
@@ -286,6 +290,30 @@ def norms_and_biases_do_not_decay(case: Case) -> None:
     case.equal(still, [], f"{still[0] if still else ''} does not decay", got="weight_decay 0", expected="> 0",
                cause=lambda: decay(still, False))  # fmt: skip
     case.witness()
+
+
+def _made_anew(case: Case, built: Built, change: Callable[[nn.Module], None]) -> tuple[set[str], set[str], set[str]]:
+    """Return all names of a changed model, those in no group, and those that decay wrongly."""
+    fresh = case.bench.pool.fresh(built.config, built.dtype, raw=True)
+    change(fresh.module)
+    lost, _, decaying, _ = misplaced(fresh.module, _groups(case, fresh))
+    return {name for name, _ in fresh.module.named_parameters()}, set(lost), {name for name, _ in decaying}
+
+
+def _overwritten(case: Case, built: Built, lost: list[str]) -> str | None:
+    def without(path: str) -> tuple[set[str], set[str]]:
+        return _made_anew(case, built, lambda module: without_layers(module, path))[:2]
+
+    with off_the_record(case):
+        return answer_to(lambda: overwritten_cause(built.module, lost, without))
+
+
+def _by_axes(case: Case, built: Built, decaying: list[str]) -> str | None:
+    def flattened(names: list[str]) -> set[str]:
+        return _made_anew(case, built, lambda module: with_one_axis(module, names))[2]
+
+    with off_the_record(case):
+        return answer_to(lambda: axes_cause(built.module, decaying, flattened))
 
 
 def misplaced(

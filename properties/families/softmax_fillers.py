@@ -27,30 +27,51 @@ def filled_cause(case: Case, built: Built) -> str | None:
     """
     if case.subject.kind != "softmax":
         return None
+    for of, words in ((0.0, "scores of 0"), (None, "zeros behind the subtraction of the maximum, each exp(0) = 1")):
+        counts = _fillers(case, built, of)
+        if counts is not None and any(counts.values()):
+            return _in_words(counts, words, is_sink=of is not None)
+    return None
+
+
+def _fillers(case: Case, built: Built, of: float | None) -> dict[int, int] | None:
+    """Return how many scores more are in the sum of rows of several widths; None where that is no whole number.
+
+    Args:
+        case: of a softmax whose rows sum to less than one.
+        built: its function.
+        of: what each of these scores is; None for the maximum of its row.
+    """
     counts: dict[int, int] = {}
     with off_the_record(case):
         for width in _WIDTHS:
             scores = torch.linspace(-1, 1.5, width, dtype=built.dtype, device=case.bench.device)[None].repeat(2, 1)
             scores[1] = scores[1].flip(-1) * 0.5
             given = (scores, -1) if case.subject.accepts("dim") else (scores,)
-            weights = case.call(built, *given).double()
-            more = (1 / weights.sum(-1) - 1) * scores.double().exp().sum(-1)
+            weights, wide = case.call(built, *given).detach().double(), scores.double()
+            each = wide.amax(-1) if of is None else torch.full_like(wide[:, 0], of)
+            more = (1 / weights.sum(-1) - 1) * (wide - each[:, None]).exp().sum(-1)
             whole = more.round()
             if float((more - whole).abs().max()) > 0.02 or bool((whole != whole[0]).any()):
                 return None
             counts[width] = int(whole[0])
+    return counts
+
+
+def _in_words(counts: dict[int, int], words: str, *, is_sink: bool) -> str | None:
+    """Say to what rows are filled up, of so many fillers by width."""
     for size in range(2, 129):
         if any(counts.values()) and all(many == -width % size for width, many in counts.items()):
             return (
-                f"rows are filled up to multiples of {size} with scores of 0, and the sum of exponentials counts them: "
+                f"rows are filled up to multiples of {size} with {words}, and the sum of exponentials counts them: "
                 "-inf is what adds nothing"
             )
     (many, *others) = set(counts.values())
     if others:
         rows = ", ".join([f"{n} in rows of {width}" for width, n in counts.items() if n][:4])
-        return f"scores of 0 that fill up the last block are in the sum that divides ({rows}): -inf adds nothing"
-    if not many:
-        return None
+        return f"{words} that fill up the last block are in the sum that divides ({rows}): -inf adds nothing"
+    if not is_sink:
+        return f"{many} more of the row's largest score are in the sum that divides"
     return f"{many} more scores of 0 are in the sum that divides: a sink (declare sink=True if that is meant)"
 
 

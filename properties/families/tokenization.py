@@ -30,8 +30,9 @@ from veriformer.properties.families.tokenizer_texts import (
     words_without_blank,
 )
 from veriformer.properties.families.tokenizer_training import encoded, training_merges_the_most_frequent
-from veriformer.properties.formulas.merging import merges_cause
-from veriformer.properties.formulas.pieces import cut_cause, pieces_cause
+from veriformer.properties.formulas.tokenizing.merging import merges_cause
+from veriformer.properties.formulas.tokenizing.pieces import pieces_cause
+from veriformer.properties.formulas.tokenizing.word_pieces import cut_cause
 
 _KIND = ("tokenizer",)
 _FEW_LETTERS = "abc "
@@ -281,9 +282,22 @@ def the_longest_piece_is_taken(case: Case) -> None:
     got, expected = encoded(case, built, text), case.apply(longest_pieces, cut, vocabulary, unknown)
     case.equal(
         got, expected, f"the ids are not those of the longest pieces for {text!r}"[:150],
-        cause=lambda: cut_cause(got, cut, vocabulary, unknown),
+        cause=lambda: _cut_otherwise(case, built, text, vocabulary, unknown),
     )  # fmt: skip
     case.witness()
+
+
+def _cut_otherwise(case: Case, built: Built, text: str, vocabulary: Mapping[str, int], unknown: int) -> str | None:
+    offers = case.subject.words is not None
+    with off_the_record(case):
+        return cut_cause(
+            lambda text: encoded(case, built, text),
+            lambda text: _segments(case, built, text) if offers else [list(word) for word in text.split(" ")],
+            vocabulary,
+            unknown,
+            first=text,
+            is_plain=lambda piece: piece.isalpha() and (offers or (piece.isascii() and piece == piece.lower())),
+        )
 
 
 @holds(

@@ -17,7 +17,7 @@ from veriformer.properties.definitions.segmentation import (
     rare_merge,
 )
 from veriformer.properties.engine.case import Case
-from veriformer.properties.formulas.merging import counts_cause
+from veriformer.properties.formulas.tokenizing.merging import counts_cause
 
 _LETTERS = "abc"
 _SIZE = 262

@@ -13,7 +13,7 @@ from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.rounded_weights import cut_by_rounding
+from veriformer.properties.families.rounded_weights import cut_by_rounding, rounding_words
 from veriformer.properties.families.zero_starts import held_at_zero
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import KINDS
@@ -69,8 +69,7 @@ def all_that_is_trained_moves(case: Case) -> None:
     case.equal(
         cut, [], f"of {len(cut)} matrices at most one entry a row has a gradient: the others are never trained",
         got=", ".join(cut[:4]), expected="a gradient for every entry", asks=("frozen", True),
-        cause=lambda: f"{cut[0]} is rounded, and the rounding lets no gradient through, for its derivative is zero: "
-        "what is trained passes it on as if nothing was rounded, w + (rounded - w).detach()",
+        cause=lambda: rounding_words(call, module, batches[0]),
     )  # fmt: skip
     weight = case.normal(*output.shape, dtype=output.dtype)
     raised, still, unreached = case.apply(train_a_little, call, module, batches, weight, STEPS)

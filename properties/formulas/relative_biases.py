@@ -21,8 +21,16 @@ def _late(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
     return (offset + bucket).clamp(max=buckets - 1)
 
 
+def _halved_late(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
+    return (offset + bucket).clamp(max=buckets // 2 - 1)
+
+
 def _one_more(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
     return (offset + bucket.clamp(max=buckets // 2)).clamp(max=buckets - 1)
+
+
+def _open(bucket: Tensor, offset: Tensor, buckets: int) -> Tensor:
+    return offset + bucket
 
 
 def _bucket(
@@ -117,6 +125,7 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         ):
             told = f"the logarithmic bucket is clamped {words}: far keys of the past run over into those of the future"
             yield told, _bucket(relative, both, buckets, farthest, clamped=end)
+    yield from _other_clamps(relative, both, buckets, farthest)
     for words, exactly in (
         ("a quarter", lambda n: n // 4),
         ("all but one", lambda n: n - 1),
@@ -150,6 +159,35 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
     yield "buckets of equal width stand in place of logarithmic ones", _linear(relative, both, buckets, farthest)
     early = " (as where half of all buckets are made exact before they are halved for two directions)" if both else ""
     yield f"there are no logarithmic buckets: distances are clipped{early}", _clipped(relative, both, buckets)
+
+
+def _other_clamps(relative: Tensor, both: bool, buckets: int, farthest: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield what becomes of buckets that are clamped to the number of another case, or not at all."""
+    if both:
+        yield (
+            "buckets are clamped to num_buckets / 2 - 1 after the offset of the future is added, not before it: every "
+            "key of the future falls into one bucket, the last one of the past",
+            _bucket(relative, both, buckets, farthest, clamped=_halved_late),
+        )
+        yield (
+            "the logarithmic bucket is not clamped to num_buckets / 2 - 1 before the offset of the future is added "
+            "(not at all, or to the full number): far keys run over into buckets behind the last of their direction",
+            _bucket(relative, both, buckets, farthest, clamped=_open),
+        )
+        return
+    yield (
+        "the logarithmic bucket is not clamped to num_buckets - 1: beyond max_distance further buckets begin",
+        _bucket(relative, both, buckets, farthest, clamped=_open),
+    )
+    yield (
+        "the logarithmic bucket is clamped to num_buckets, one too far, not to num_buckets - 1",
+        _bucket(relative, both, buckets, farthest, last=0),
+    )
+    yield (
+        "buckets are clamped to num_buckets / 2 - 1 as if they were for two directions: all far keys share the last "
+        "exact one",
+        _bucket(relative, both, buckets, farthest, last=buckets - buckets // 2 + 1),
+    )
 
 
 def _linear(relative: Tensor, both: bool, buckets: int, farthest: int) -> Tensor:

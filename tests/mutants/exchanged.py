@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veriformer.properties.adapters.reference_objectives import build_decoder
-from veriformer.properties.formulas.merging import looked_at
+from veriformer.properties.formulas.tokenizing.merging import looked_at
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.reference.tokenization import BytePairEncoding, letters, split_words

@@ -72,3 +72,32 @@ def gpt2_tables() -> Subject:
         kind="decoder", build=GPT2, forward=CALL,
         declares={"init": "gpt2", "positions": "learned", "causal": True, **RIGHT},
     )  # fmt: skip
+
+
+@trap("router-own-bias", "A router with its own bias, beside experts in stacked tensors", "Fedus 2021")
+def router_with_a_bias() -> Subject:
+    class Switch(nn.Module):
+        def __init__(self, c: DrawnConfig) -> None:
+            super().__init__()
+            self.router = nn.Linear(c.d_model, 3)
+            self.up = nn.Parameter(torch.randn(3, c.d_model, c.d_ff) * c.d_model**-0.5)
+            self.down = nn.Parameter(torch.randn(3, c.d_ff, c.d_model) * c.d_ff**-0.5)
+
+        def weights(self, x: Tensor) -> Tensor:
+            p = self.router(x).softmax(-1)
+            best = p.argmax(-1, keepdim=True)
+            return torch.zeros_like(p).scatter(-1, best, p.gather(-1, best))
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.flatten(0, -2)
+            gate, chosen = self.router(flat).softmax(-1).max(-1)
+            made = torch.empty_like(flat)
+            for number in range(3):
+                rows = (chosen == number).nonzero().squeeze(1)
+                made = made.index_copy(0, rows, (flat[rows] @ self.up[number]).relu() @ self.down[number])
+            return (gate[:, None] * made).view(x.shape)
+
+    return Subject(
+        kind="feed_forward", build=Switch, forward=lambda m, x: m(x), router=lambda m, x: m.weights(x),
+        declares={"norm_topk_prob": False},
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from veriformer.properties import Subject
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.bench.workbench import Workbench
-from veriformer.properties.diagnosis.attention.kernels import kernel_opinion
+from veriformer.properties.diagnosis.kernels.kernels import kernel_opinion
 from veriformer.properties.diagnosis.unsteady import unsteady_opinion
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws

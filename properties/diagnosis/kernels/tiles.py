@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.diagnosis.attention.kernels import kernel_condition, kernel_opinion
-from veriformer.properties.diagnosis.attention.tiling import PARTS, Situation, Tiling, planned
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
+from veriformer.properties.diagnosis.kernels.kernels import kernel_condition, kernel_opinion
+from veriformer.properties.diagnosis.kernels.tiling import PARTS, Situation, Tiling, planned
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 

@@ -1,0 +1,1 @@
+"""Slips of tokenizers: what a wrong rule of merging, or of cutting words into pieces, gives."""
