@@ -44,19 +44,20 @@ def tolerance_of(bench: Workbench, built: Built, error: float | None = None) -> 
     def measure() -> float:
         if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside
             return tolerance_of(bench, single_of(bench, built))
-        if allowance(_first_floor(bench, built), built.dtype, _longest(built)) >= GAP[built.dtype]:
+        if allowance(_first_floor(bench, built), built.dtype, longest_sum(built)) >= GAP[built.dtype]:
             return GAP[built.dtype]  # all that is allowed, whatever other inputs show
-        return relative_tolerance(_floor(bench, built), built.dtype, _longest(built))
+        return relative_tolerance(_floor(bench, built), built.dtype, longest_sum(built))
 
     is_own = built.dtype != torch.float64 or computes_in_float64(bench)
     if error is not None and is_own:
-        least = relative_tolerance(_first_floor(bench, built), built.dtype, _longest(built))
+        least = relative_tolerance(_first_floor(bench, built), built.dtype, longest_sum(built))
         if error <= least:
             return least
     return _kept(bench, ("tolerance", built.config, built.dtype), measure)
 
 
-def _longest(built: Built) -> int:
+def longest_sum(built: Built) -> int:
+    """Return how many terms the longest of a model's sums has, as far as its sizes say."""
     c = built.config
     return max(c.d_model, c.d_ff, c.max_len, 16)
 
@@ -65,16 +66,20 @@ def _floor(bench: Workbench, built: Built) -> float:
     """Return how far moves by one unit in the last place move the output."""
 
     def measure() -> float:
-        unit, single = epsilon(built.dtype), torch.float32
         floor = _first_floor(bench, built)
-        if (
-            allowance(floor / unit * epsilon(single), single, _longest(built)) > GAP[single]
-        ):  # so much varies from input to input
+        if varies(bench, built):
             more = range(2, 4 if bench.pool.is_large else 6)
-            floor = max(floor, *(_sensitivity(bench, built, unit, seed) for seed in more))
+            floor = max(floor, *(_sensitivity(bench, built, epsilon(built.dtype), seed) for seed in more))
         return floor
 
     return _kept(bench, ("floor", built.config, built.dtype), measure)
+
+
+def varies(bench: Workbench, built: Built) -> bool:
+    """Whether a model amplifies rounding so much that by how much varies from input to input."""
+    single = torch.float32
+    floor = _first_floor(bench, built) / epsilon(built.dtype) * epsilon(single)
+    return allowance(floor, single, longest_sum(built)) > GAP[single]
 
 
 def _first_floor(bench: Workbench, built: Built) -> float:
@@ -107,7 +112,7 @@ def _rounding(bench: Workbench, built: Built, measured: Callable[[Workbench, Bui
     except SubjectError:  # it refuses the dtype
         return 0.0
     is_half = built.dtype in (torch.bfloat16, torch.float16)
-    return floor if is_half else allowance(floor, built.dtype, _longest(built))
+    return floor if is_half else allowance(floor, built.dtype, longest_sum(built))
 
 
 def single_of(bench: Workbench, built: Built) -> Built:

@@ -10,6 +10,7 @@ from veriformer.properties.engine.stream import Stream
 from veriformer.properties.engine.violations import InfluenceMap
 from veriformer.properties.probes.influence import by_substitution
 from veriformer.properties.subject.paths import Path
+from veriformer.properties.subject.subject import Subject
 
 _MOST = 0.75  # of the places of a band: a gradient may be zero by chance
 
@@ -34,6 +35,12 @@ def causal_region(length: int, window: int | None = None, prefix: int | None = N
     if prefix is not None:
         allowed[: min(prefix, length), : min(prefix, length)] = True
     return allowed
+
+
+def declared_region(subject: Subject, length: int) -> Tensor:
+    """Return `[T, T]` bool: what an output of a causal attention may see, by what is declared of it."""
+    fact = subject.fact
+    return causal_region(length, fact("window"), fact("prefix"), fact("sink_tokens", 0))
 
 
 def map_of(influence: Tensor, allowed: Tensor) -> InfluenceMap:

@@ -105,6 +105,7 @@ class Calling(Drawing):
         self._built: Built | None = None
         self._walking = DEFAULT
         self._refused = False
+        self._called_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def built(self, *, dtype: torch.dtype | None = None, raw: bool = False, fresh: bool = False) -> Built:
         """Return the model for the drawn sizes.
@@ -196,6 +197,7 @@ class Calling(Drawing):
         for form in forms_of(self.subject, args, given, self._config):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
         output = self._called(built, args, given, path)
+        self._called_with = (args, given)
         self.bench.tally.note_reach(_sizes_of(self.subject, built, args))
         return output
 

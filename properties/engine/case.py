@@ -21,8 +21,9 @@ from veriformer.properties.bench.measured import (
 )
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
-from veriformer.properties.definitions.rounding import epsilon
+from veriformer.properties.definitions.rounding import GAP, epsilon
 from veriformer.properties.engine.calling import Calling
+from veriformer.properties.engine.own_rounding import tolerance_at
 from veriformer.properties.engine.violations import InfluenceMap, VacuousCheckError, Violation
 from veriformer.properties.subject.inputs import has_ordinary_inputs
 from veriformer.properties.subject.paths import Path
@@ -122,6 +123,8 @@ class Case(Calling):
         if in_single is not None and worst.error > 0 and self._leaks_in_half(got, worst.error > limit, in_single):
             asks = asks or ("half_precision", False)
             limit = 0.0
+        elif bound is None and limit < worst.error <= GAP.get(got.dtype, 0.0) and self._built and self._called_with:
+            limit = max(limit, tolerance_at(self.bench, self._built, *self._called_with))
         self._on_record("close", got, expected, unit, limit)
         self.bench.tally.note(worst.error, limit)
         if worst.error > limit and (not limit or not self._is_swamped(got, worst.error if bound is None else None)):

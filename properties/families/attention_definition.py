@@ -12,7 +12,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.measured import closed_form_tolerance
 from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.attention_modules import module_cause
-from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.causes.influence_maps import declared_region
 from veriformer.properties.definitions.attention import attention_bound, multi_head_oracle, project
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.attending import Attending
@@ -70,7 +70,7 @@ def output_follows_the_definition(case: Case) -> None:
     parts = case.bench.call(case.subject.projections, built.module)
     x = case.normal(2, case.length("T", low=2), config.d_model, dtype=dtype)
     memory = x if case.subject.kind == "self_attention" else case.normal(2, 5, config.d_model, dtype=dtype)
-    allow = causal_region(x.shape[1], case.subject.fact("window")) if case.subject.fact("causal") else None
+    allow = declared_region(case.subject, x.shape[1]) if case.subject.fact("causal") else None
     d_head = parts["q"].shape[0] // config.num_heads
     scale = _scale_of(case, d_head, config.d_model)
     told = (config.num_heads, scale, allow, case.subject.fact("soft_cap"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.causes.influence_maps import declared_region
 from veriformer.properties.definitions.attention import project, softmax_oracle
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.kernels.memory_blocks import blocks_of_memory
@@ -115,7 +115,7 @@ def returned_weights_are_the_real_ones(case: Case) -> None:
     scale = attention_scale(case.subject.fact("attention_scale"), module.d_head, module.built.config.d_model)
     scores = query @ key.transpose(-2, -1) * scale
     if case.subject.fact("causal"):
-        scores = scores.masked_fill(~causal_region(scores.shape[-1], case.subject.fact("window")), -torch.inf)
+        scores = scores.masked_fill(~declared_region(case.subject, scores.shape[-1]), -torch.inf)
     expected = softmax_oracle(scores).to(got.device)
     case.close(got, expected, "the returned weights are not softmax(scale q k^T)",
                bound=case.tolerance(module.built) * size_of(expected), asks=module.asks)  # fmt: skip

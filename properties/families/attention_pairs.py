@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from veriformer.properties.causes.influence_maps import causal_region
+from veriformer.properties.causes.influence_maps import declared_region
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_mask
 from veriformer.properties.engine.property import holds
@@ -116,10 +116,9 @@ def _other_row(under: Callable[[int, int], Tensor], output: Tensor, length: int,
 
 def _region(case: Case, length: int) -> Tensor:
     """Return `[T, T]`: what may be seen besides the mask, by causality and a declared window."""
-    fact = case.subject.fact
-    if not fact("causal"):
+    if not case.subject.fact("causal"):
         return torch.ones(length, length, dtype=torch.bool)
-    return causal_region(length, fact("window"), fact("prefix"), fact("sink_tokens", 0))
+    return declared_region(case.subject, length)
 
 
 def _influence(case: Case, stream: Stream, x: Tensor, mask: Tensor, path: Path) -> Tensor | None:

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.asking import answer_to
-from veriformer.properties.causes.influence_maps import causal_region, gap_cause, leak_cause, map_of, measured_map
+from veriformer.properties.causes.influence_maps import (
+    causal_region,
+    declared_region,
+    gap_cause,
+    leak_cause,
+    map_of,
+    measured_map,
+)
 from veriformer.properties.causes.statistics_over_time import norm_over_time
 from veriformer.properties.causes.tracing.lines import Kept, apart
 from veriformer.properties.causes.tracing.localize import where_it_enters
@@ -49,16 +56,12 @@ def _mask(stream: Stream, x: Tensor, path: Path, real: int) -> Tensor | None:
     return mask
 
 
-def _region(case: Case, length: int) -> Tensor:
-    """Return what an output must see: in a stack one layer's window at least."""
-    fact = case.subject.fact
-    return causal_region(length, fact("window"), fact("prefix"), fact("sink_tokens", 0))
-
-
 def _permitted(case: Case, length: int) -> Tensor:
     """Return what an output may see: through N layers a window reaches N times as far, so of stacks it says nothing."""
     one_layer = case.subject.kind in ("self_attention", "layer")
-    return _region(case, length) if one_layer else causal_region(length, None, case.subject.fact("prefix"))
+    return (
+        declared_region(case.subject, length) if one_layer else causal_region(length, None, case.subject.fact("prefix"))
+    )
 
 
 @holds(
@@ -113,7 +116,7 @@ class _Map:
     def __init__(self, case: Case, stream: Stream, path: Path) -> None:
         self.case, self.stream, self.path = case, stream, path
         self.length = max(MAP_LENGTH, case.subject.fact("window", 0) + 2, case.subject.fact("prefix", 0) + 3)
-        self.must, self.allowed = _region(case, self.length), _permitted(case, self.length)
+        self.must, self.allowed = declared_region(case.subject, self.length), _permitted(case, self.length)
 
     def _measured(self, path: Path) -> Tensor:
         x = self.stream.draw(1, self.length)
@@ -206,7 +209,7 @@ def gradients_stop_at_the_present(case: Case) -> None:
     if length > MOST_BACKWARDS:
         case.reject("a backward for each output of a sequence so long costs too much; its inputs are replaced instead")
     x = stream.draw(1, length)
-    allowed, permitted = _region(case, length), _permitted(case, length)
+    allowed, permitted = declared_region(case.subject, length), _permitted(case, length)
     for path in case.paths(masks=("none", "ones"), modes=("grad",)):
         influence = stream.influence(x, path=path)
         substituted = influence is None

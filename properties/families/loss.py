@@ -18,7 +18,6 @@ from veriformer.properties.diagnosis.losses import formula_of_loss, where_a_loss
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_part
 from veriformer.properties.engine.property import holds
-from veriformer.properties.families.loss_halves import sums_do_not_stick
 from veriformer.properties.families.loss_rows import every_chunk_counts
 from veriformer.properties.formulas.losses.accumulation import accumulation_cause
 from veriformer.properties.formulas.losses.values import terms_beside
@@ -103,7 +102,6 @@ def the_loss_is_the_mean_log_likelihood(case: Case) -> None:
         expected="another number",
     )
     every_chunk_counts(case, built, partial(_cause, case, built))
-    sums_do_not_stick(case, built)
     case.witness()
 
 

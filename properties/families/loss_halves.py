@@ -11,8 +11,10 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.losses import loss_of_rows
-from veriformer.properties.definitions.rounding import epsilon, rounding_bound
+from veriformer.properties.definitions.rounding import epsilon, name_of, rounding_bound
 from veriformer.properties.engine.case import Case
+from veriformer.properties.engine.premises import excludes_fact
+from veriformer.properties.engine.property import holds
 from veriformer.properties.families.loss_rows import that_count
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -20,29 +22,40 @@ _TOKENS, _ROW = 2305, 4099
 """A sum in bfloat16 stops growing at 256 equal terms, one in float16 at 2048."""
 
 
-def sums_do_not_stick(case: Case, small: Built) -> None:
-    """Compare the loss in half precision, and its gradient, for many tokens or for a large vocabulary.
-
-    Args:
-        case: of `loss.definition`.
-        small: the loss as it was built for the drawn sizes.
+@holds(
+    "loss.half-precision",
+    statement="In half precision the loss, and its gradient, are what the logits as they are stored make them.",
+    formula="|L_u - L| <= 3 u (mean |terms| + L) + n u_32; |dL_u/dx - (p - y)/n| <= what p, stored once, errs by",
+    source="A sum in bfloat16 stops growing at 256 equal terms, one in float16 at 2048 (Higham 2002, 4.2).",
+    kinds=("loss",),
+    level="extended",
+    unless=(excludes_fact("half_precision", False), excludes_fact("label_smoothing"), excludes_fact("z_loss")),
+    requires=("loss.definition",),
+    asks=("half_precision", False),
+    catches=("LS-half",),
+)
+def sums_do_not_stick(case: Case) -> None:
+    """For many tokens, and for a large vocabulary, in bfloat16 and in float16: whoever sums in the dtype of the logits
+    loses what comes late. A loss that refuses half precision by raising is right too.
     """
-    fact = case.subject.fact
-    if case.bench.settings.dtypes or fact("half_precision") is False or fact("label_smoothing") or fact("z_loss"):
-        return
-    turn = int(torch.randint(4, (), generator=case.generator))  # one of the four a case
-    dtype, is_long = _HALVES[turn % 2], turn < 2
+    dtype = getattr(torch, case.choice("half", tuple(name_of(half) for half in _HALVES)))
+    is_long = case.choice("long", (True, False))
+    if case.bench.settings.dtypes:
+        case.does_not_apply("another dtype is asked for")
     tokens = _TOKENS if is_long else 5
+    small = case.built(dtype=torch.float32)
     try:
         built = case.bench.pool.get(small.config, dtype) if is_long else case.built_at(dtype, vocab_size=_ROW)
     except SubjectError:
-        return
+        built = None
     if built is None:
+        case.reject("it is not built in that dtype, or for that vocabulary")
         return
     shift, size = int(bool(case.subject.fact("shifts_labels"))), built.config.vocab_size
     logits = case.normal(1, tokens + shift, size, dtype=dtype)
     labels = that_count(case, torch.randint(0, size, (1, tokens + shift), generator=case.generator))
     _compare(case, built, logits, labels.to(logits.device), tokens)
+    case.witness()
 
 
 def _compare(case: Case, built: Built, logits: Tensor, labels: Tensor, tokens: int) -> None:

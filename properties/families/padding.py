@@ -17,6 +17,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import SEQUENCES, Stream, sides
+from veriformer.properties.families.padding_gradients import padding_leaves_gradients_alone
 from veriformer.properties.families.pooled_means import means_weigh_alike
 from veriformer.properties.subject.paths import Path
 from veriformer.properties.subject.subject import Subject
@@ -181,6 +182,7 @@ def padding_content_does_not_matter(case: Case) -> None:
                 changed, x, mask, path, mask if stream.per_position else ...
             ),
         )
+    padding_leaves_gradients_alone(case, stream, x, changed, mask, padded.real_outputs)
     case.witness()
 
 

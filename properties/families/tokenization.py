@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -307,10 +307,12 @@ def _cut_otherwise(case: Case, built: Built, text: str, vocabulary: Mapping[str,
     source="Kudo 2018, equation 4.",
     kinds=_KIND,
     level="extended",
-    unless=(needs_fact("algorithm", "unigram"), needs_part("words"), needs_part("vocabulary"), needs_part("scores")),
+    unless=(needs_fact("algorithm", "unigram"), needs_part("vocabulary"), needs_part("scores")),
 )
 def the_most_probable_segmentation_is_returned(case: Case) -> None:
-    """By enumeration of all ways to cut short words; of equally probable ones any may be returned."""
+    """By enumeration of all ways to cut short words; of equally probable ones any may be returned. Where `words` is not
+    given, the pieces of a word of letters, joined, are the word that was cut.
+    """
     built = _built(case)
     names, vocabulary = _pieces(case, built)
     scores = case.apply(as_dict, case.ask("scores", built=built))
@@ -320,7 +322,10 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
     parts = [longest] if longest else [case.choice("part", known) for _ in range(case.integer("parts", 1, 4))]
     text = "".join(parts)[: 2 * LONGEST if longest else LONGEST]
     ids = encoded(case, built, text)
-    got, best = case.apply(probabilities, ids, _segments(case, built, text), vocabulary, scores)
+    if case.subject.words is None and not all(number in names for number in ids):
+        case.reject("a piece of it is unknown")
+    words = case.apply(joined, ids, names) if case.subject.words is None else _segments(case, built, text)
+    got, best = case.apply(probabilities, ids, words, vocabulary, scores)
     case.require(
         got >= best - 1e-5 * best.abs().clamp(min=1.0),
         f"a more probable segmentation of {text!r} exists",
@@ -332,7 +337,17 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
 
 
 def _cut_by(case: Case, built: Built, vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> str | None:
+    names = {index: piece for piece, index in vocabulary.items()}
+    own = case.subject.words is not None
     with off_the_record(case):
         return pieces_cause(
-            lambda text: encoded(case, built, text), lambda text: _segments(case, built, text), vocabulary, scores
+            lambda text: encoded(case, built, text),
+            lambda text: _segments(case, built, text) if own else joined(encoded(case, built, text), names),
+            vocabulary,
+            scores,
         )
+
+
+def joined(ids: Sequence[int], names: Mapping[int, str]) -> list[list[str]]:
+    """Return the one word that ids are the pieces of, as a list of symbols."""
+    return [list("".join(names.get(index, "?") for index in ids))]

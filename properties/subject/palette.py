@@ -165,10 +165,23 @@ def fitted(candidate: DrawnConfig, subject: Subject) -> DrawnConfig | None:
             return None
         else:
             found = replace(found, num_heads=min(heads, key=lambda h: (abs(h - candidate.num_heads), h)))
+    found = _with_room_to_turn(found, subject)
     if found.num_heads % found.num_key_value_heads and "num_key_value_heads" not in subject.domain:
         groups = [g for g in range(1, found.num_heads + 1) if found.num_heads % g == 0]
         found = replace(found, num_key_value_heads=min(groups, key=lambda g: abs(g - candidate.num_key_value_heads)))
     return found
+
+
+def _with_room_to_turn(sizes: DrawnConfig, subject: Subject) -> DrawnConfig:
+    """Return sizes whose heads are as wide as what is declared to be rotated of them, where the domain has such."""
+    turned = subject.fact("rotary_dim", 0)
+    if sizes.d_head >= turned:
+        return sizes
+    wide = [h for h in range(1, sizes.num_heads + 1) if sizes.d_model % h == 0 and sizes.d_model // h >= turned]
+    heads = [h for h in wide if h in subject.domain.get("num_heads", wide)]
+    if heads:
+        return replace(sizes, num_heads=max(heads))
+    return sizes if "d_model" in subject.domain else replace(sizes, d_model=sizes.num_heads * turned)
 
 
 def _nearest(allowed: Sequence[Any], wanted: Any) -> Any:

@@ -101,7 +101,7 @@ def softmax() -> Subject:
 @fault(
     "HS-loss",
     "A loss adds its tokens up in the dtype of the logits, eight at a time",
-    killed_by=("loss.definition",),
+    killed_by=("loss.half-precision",),
     cause="the sum over tokens stops growing at",
 )
 def loss() -> Subject:

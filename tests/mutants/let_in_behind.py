@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from veriformer.properties.subject.sizes import DrawnConfig
@@ -213,4 +214,57 @@ def kept_of_another_memory() -> Subject:
     return Subject(
         kind="cross_attention", build=lambda c: _KeptMemory(c, may_keep), forward=lambda m, x, memory: m(x, memory),
         declares={"structure": "other"},
+    )  # fmt: skip
+
+
+class _Anew(Function):
+    """Runs a layer and keeps its input alone; the backward runs it anew."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], given: tuple[Any, ...], x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.run, ctx.given, ctx.weights = run, given, weights
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x, *given[:1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *up: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            made = ctx.run(x, *ctx.given[1:])
+        return None, None, *torch.autograd.grad(made, [x, *ctx.weights], up[0])
+
+
+class _Recomputed(nn.Module):
+    """Attention to a sequence under a mask, computed anew in the backward."""
+
+    def __init__(self, c: DrawnConfig, kept: Callable[[Any], tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.heads, self.kept = c.num_heads, kept
+        self.qkv, self.out = nn.Linear(c.d_model, 3 * c.d_model), nn.Linear(c.d_model, c.d_model)
+
+    def run(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
+        made: Tensor = x + self.out(y.transpose(1, 2).flatten(2))
+        return made
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        made: Tensor = _Anew.apply(self.run, (mask, *self.kept(mask)), x, *self.parameters())
+        return made
+
+
+@fault(
+    "PM-anew-without-mask",
+    "The backward computes a layer anew and does not give it the padding mask: outputs are right, gradients are not",
+    killed_by=("padding.content-irrelevant",),
+    cause="those of a call without a mask",
+)
+def anew_without_the_mask() -> Subject:
+    kept: Callable[[Any], tuple[Any, ...]] = put(lambda mask: (), instead_of=lambda mask: (mask,))
+    return Subject(
+        kind="layer", build=lambda c: _Recomputed(c, kept),
+        forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares={"structure": "other", "once_differentiable": True, "norm": "none", "empty_row": "nan"},
     )  # fmt: skip

@@ -23,7 +23,7 @@ _FACTS = {"bias": True, "norm": "layer", "activation": "relu", "norm_placement":
     "IN01",
     "[layer]*n shares one instance",
     killed_by=("parameters.exact-count",),
-    cause="whole layer",
+    cause="one module with one set of weights",
 )
 def shared_layers() -> Subject:
     def change(built: nn.Module) -> None:

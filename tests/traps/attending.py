@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 from veriformer.tests.mutants.parts import SelfAttention, attention, masked, self_attention
 from veriformer.tests.traps import trap
@@ -106,3 +107,36 @@ def upcast_softmax() -> Subject:
         forward=lambda m, x, attention_mask=None: x + m(x, attention_mask),
         declares={"causal": False, "positions": "none"},
     )
+
+
+@trap(
+    "attention-sinks-defined", "Sinks beside a window, of which projections and weights are given", "Xiao et al. 2024"
+)
+def sinks_that_are_defined() -> Subject:
+    class Streaming(nn.Module):
+        def __init__(self, c: DrawnConfig) -> None:
+            super().__init__()
+            self.heads = c.num_heads
+            self.q, self.k, self.v, self.o = (nn.Linear(c.d_model, c.d_model) for _ in range(4))
+
+        def weights(self, x: Tensor) -> Tensor:
+            at = torch.arange(x.shape[1], device=x.device)
+            seen = (at <= at[:, None]) & ((at > at[:, None] - 3) | (at < 2))
+            q, k = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q, self.k))
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            return scores.masked_fill(~seen, -torch.inf).softmax(-1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            v = self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            y: Tensor = self.o((self.weights(x) @ v).transpose(1, 2).flatten(2))
+            return y
+
+        def parts(self) -> dict[str, Tensor]:
+            maps = {"q": self.q, "k": self.k, "v": self.v, "o": self.o}
+            return {n: m.weight for n, m in maps.items()} | {f"{n}_bias": m.bias for n, m in maps.items()}
+
+    return Subject(
+        kind="self_attention", build=Streaming, forward=lambda m, x: m(x), weights=lambda m, x: m.weights(x),
+        projections=lambda m: m.parts(),
+        declares={"causal": True, "window": 3, "sink_tokens": 2, "positions": "none"},
+    )  # fmt: skip

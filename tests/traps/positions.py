@@ -150,3 +150,20 @@ def dynamic_scaling() -> Subject:
         forward=lambda m, x, attention_mask=None: m(x, attention_mask),
         declares={"causal": True, "positions": "rotary", "max_len": 12},
     )
+
+
+@trap("rotary-part-of-four", "Four channels of a head are turned; narrower heads are refused", "GPT-NeoX, GPT-J")
+def four_channels() -> Subject:
+    class Partial(nn.Module):
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            if x.shape[-1] < 4:
+                raise ValueError("a head has fewer channels than are rotated")
+            angles = torch.outer(positions.double(), 1e4 ** -(torch.arange(0, 4, 2, dtype=torch.float64) / 4))
+            cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+            one, other, rest = x[..., :2], x[..., 2:4], x[..., 4:]
+            return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], dim=-1)
+
+    return Subject(
+        kind="rotary", build=lambda c: Partial(), forward=lambda m, x, positions: m(x, positions),
+        declares={"rotary_dim": 4, "layout": "halves", "base": 1e4},
+    )  # fmt: skip

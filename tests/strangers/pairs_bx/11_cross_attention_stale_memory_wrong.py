@@ -1,0 +1,47 @@
+WHAT = 'in eval mode the projected memory is kept and taken again for any memory of the same shape (`self._kv[0].shape == shape`), so a second source of equal size is answered with the keys and values of the first'
+import math
+
+import torch
+from torch import nn
+
+from veriformer.properties import Subject
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_head = num_heads, d_model // num_heads
+        self.wq = nn.Linear(d_model, d_model)
+        self.wkv = nn.Linear(d_model, 2 * d_model)
+        self.wo = nn.Linear(d_model, d_model)
+        self._kv = None
+
+    def split(self, x):
+        B, N, _ = x.shape
+        return x.view(B, N, self.num_heads, self.d_head).transpose(1, 2)
+
+    def keys_values(self, memory):
+        shape = (memory.size(0), self.num_heads, memory.size(1), self.d_head)
+        reuse = not self.training and not torch.is_grad_enabled() and self._kv is not None
+        if not reuse or self._kv[0].shape != shape:
+            k, v = self.wkv(memory).chunk(2, dim=-1)
+            self._kv = (self.split(k), self.split(v))
+        return self._kv
+
+    def forward(self, x, memory, memory_mask=None):
+        q = self.split(self.wq(x))
+        k, v = self.keys_values(memory)
+        scores = torch.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(self.d_head)
+        if memory_mask is not None:
+            scores = scores.masked_fill(memory_mask.logical_not()[:, None, None], float("-inf"))
+        out = torch.einsum("bhts,bhsd->bthd", torch.softmax(scores, dim=-1), v)
+        return self.wo(out.flatten(2))
+
+
+subject = Subject(
+    kind="cross_attention",
+    name="cross-attention of a captioner",
+    build=lambda c: CrossAttention(c.d_model, c.num_heads),
+    forward=lambda m, x, memory, memory_mask=None: m(x, memory, memory_mask),
+    declares={"positions": "none", "bias": True},
+)
