@@ -215,7 +215,7 @@ def fused(pulled: Pulled) -> Subject:
     "BA-loss-block",
     "The gradient of a fused loss takes 1 off at the label in the first block of 2048 ids alone",
     killed_by=("loss.definition",),
-    cause="`beyond = (y >= 2048)",
+    cause="wrong from 2049 on",
 )
 def loss_block() -> Subject:
     def wrong(x: Tensor, y: Tensor) -> Tensor:
