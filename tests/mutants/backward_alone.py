@@ -231,6 +231,7 @@ def loss_block() -> Subject:
     "BA-loss-tail",
     "The gradient of a fused loss is left at zero for the ids behind the last full block of 1024",
     killed_by=("loss.definition",),
+    cause="a last block of 1024 that is not full",
 )
 def loss_tail() -> Subject:
     def wrong(x: Tensor, y: Tensor) -> Tensor:
