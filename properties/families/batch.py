@@ -60,6 +60,10 @@ def a_sample_alone_equals_the_sample_in_a_batch(case: Case) -> None:
         case.witness()
 
 
+_DRAWS = 12
+"""Other samples that are tried before it is said that one has no part in the others."""
+
+
 def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | None:
     """Tell whether attention runs over the batch: transposing batch and time of the input transposes the output."""
     limit = size_of(together) * stream.case.tolerance(stream.built)
@@ -72,10 +76,14 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
             return "the same batch gives another output each time, whatever its size (see numerics.stateless)"
     if told := misplaced(stream.case):
         return told
-    other = x.clone()
-    other[-1] = stream.other(x)[-1]
-    reached = _changed(stream, x, other, together)
+    for _ in range(_DRAWS):  # of tokens some draws change nothing: a prefix that no sample has in common, say
+        other = x.clone()
+        other[-1] = stream.other(x)[-1]
+        if reached := _changed(stream, x, other, together):
+            break
     if not reached:
+        if told := _of_the_first(stream, x.shape[1]):
+            return told
         early = x.clone()
         early[0] = stream.other(x)[0]
         if _changed(stream, x, early, together):
@@ -107,6 +115,23 @@ def _cause(stream: Stream, x: Tensor, together: Tensor, path: Path) -> str | Non
         f"replacing the last sample changes {len(reached)} of {len(x) - 1} other samples: they meet in the batch"
         f"{', ' + where if where else ''} "
         "(declare batch_coupled=True if that is meant: expert capacity, one scale for a batch)"
+    )
+
+
+def _of_the_first(stream: Stream, length: int) -> str | None:
+    """Say that a sample in the middle changes others, and never the first: that one's outputs are given to them."""
+    reached: set[int] = set()
+    with torch.no_grad():
+        for _ in range(_DRAWS):
+            x = stream.draw(4, max(length, 4))
+            other = x.clone()
+            other[2] = stream.other(x)[2]
+            reached |= set(_changed(stream, x, other, stream(x)))
+    if not reached or 0 in reached:
+        return None
+    return (
+        "the first sample of a batch is right whatever the others are, and these are not: what is computed of it, or of "
+        "what all seem to have in common with it, is given to them"
     )
 
 

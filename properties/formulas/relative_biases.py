@@ -47,7 +47,7 @@ def _bucket(
     step: int = 0,
     absolute: bool = False,
     clamped: Clamp | None = None,
-    over_all: bool = False,
+    spread_over: Callable[[int, int, int], int] = lambda whole, own, exact: own - exact,
     whole_ratio: bool = False,
     cut_early: bool = False,
     base: float = 1.0,
@@ -65,7 +65,7 @@ def _bucket(
     share = distance.clamp(min=1).double() / exact
     ratio = (share.floor().clamp(min=1) if whole_ratio else share).log() / span
     ratio = (ratio.floor() if cut_early else ratio) * base
-    spread = (whole if over_all else buckets) - exact
+    spread = spread_over(whole, buckets, exact)
     far = exact + _RULE[rule](ratio * spread + (1e-9 if rule == "floor" else 0)).long()
     if clamped is not None:
         return clamped(torch.where(distance < exact, distance, far), bucket, whole)
@@ -118,7 +118,11 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
         told = "the number of buckets is not halved before half of them are made exact"
         yield told, _bucket(relative, both, buckets, farthest, halved=False)
         told = "the logarithmic buckets are spread over all of them, not over the half that one direction has"
-        yield told, _bucket(relative, both, buckets, farthest, over_all=True)
+        yield told, _bucket(relative, both, buckets, farthest, spread_over=lambda whole, own, exact: whole - exact)
+        told = (
+            "the direction is asked for after the absolute value is taken, or never: past and future share all buckets"
+        )
+        yield told, _bucket(relative.abs(), both, buckets, farthest)
         for words, end in (
             ("to num_buckets - 1 after the offset of the future is added, not to num_buckets / 2 - 1 before it", _late),
             ("to num_buckets / 2, one too far, not to num_buckets / 2 - 1", _one_more),
@@ -126,6 +130,8 @@ def wrong_buckets(relative: Tensor, both: bool, buckets: int, farthest: int) -> 
             told = f"the logarithmic bucket is clamped {words}: far keys of the past run over into those of the future"
             yield told, _bucket(relative, both, buckets, farthest, clamped=end)
     yield from _other_clamps(relative, both, buckets, farthest)
+    told = "the logarithmic buckets are spread over num_buckets, not over the num_buckets - max_exact that remain"
+    yield told, _bucket(relative, both, buckets, farthest, spread_over=lambda whole, own, exact: own)
     for words, exactly in (
         ("a quarter", lambda n: n // 4),
         ("all but one", lambda n: n - 1),

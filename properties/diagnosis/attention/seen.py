@@ -191,11 +191,24 @@ def _rows(numbers: list[int]) -> str:
     return ", ".join(runs)
 
 
+def _begins_again(seen: Tensor, block: int) -> bool:
+    """Whether the queries of every later block see what those of the first see, and these do not all see the same."""
+    first = seen[:, :, :block]
+    again = [seen[:, :, at : at + block] for at in range(block, seen.shape[2], block)]
+    is_one = bool((first == first[:, :, :1]).all())
+    return not is_one and all(torch.equal(rows, first[:, :, : rows.shape[2]]) for rows in again)
+
+
 def _missing(read: Read, shown: Tensor) -> str | None:
     gone = read.allow & (read.own.abs() < _NOTHING) & (read.right > 1e3 * read.slack)
     where = gone.nonzero().tolist()
     rows, keys = sorted({t for _, _, t, _ in where}), sorted({s for _, _, _, s in where})
     who = _who(rows, read.scores.shape[2])
+    if (block := rows[0]) > 1 and _begins_again(shown & read.allow, block):
+        return (
+            f"query {block} sees what query 0 sees, and so on: in every block of {block} queries they are counted from "
+            "0, so that the causal mask begins anew"
+        )
     if not any(bool((shown & read.allow)[b, h, t, s + 1 :].any()) for b, h, t, s in where):
         most = int(gone.sum(-1).max())
         many = "the last key that may be seen" if most == 1 else f"up to {most} of the last keys that may be seen"

@@ -240,10 +240,23 @@ def _some_leak(masked: Masked, seen: list[Attended], wrong: list[int], real: Ten
     )
 
 
+_ONE_CONSTANT = (
+    "each of them the same: their score is one finite constant instead of -inf, which a soft cap behind the mask makes "
+    "of it, say"
+)
+
+
+def _is_one_constant(hidden: Tensor, shown: Tensor) -> bool:
+    """Whether in every row of logarithms of weights the hidden ones are one number, and those shown are not."""
+    return hidden.shape[1] > 1 and float((hidden.std(1) / shown.std(1)).max()) < 1e-3
+
+
 def _hidden_score(a: Attended, real: Tensor) -> str | None:
     """Tell with which score hidden keys enter: from the weights, and the products of visible keys."""
-    if a.weights.shape[:-2] != a.query.shape[:-2] or a.query.shape[:-2] != a.key.shape[:-2]:
-        return None
+    if a.weights.shape[:-2] != a.query.shape[:-2] or a.query.shape[:-2] != a.key.shape[:-2]:  # heads in groups, say
+        rows = a.weights.double().cpu()[..., real, :] if a.weights.shape[-2] == len(real) else a.weights.double().cpu()
+        logs = rows.clamp(min=1e-300).log().flatten(0, -2)
+        return _ONE_CONSTANT if _is_one_constant(logs[:, ~real], logs[:, real]) else None
     product = (a.query.double() @ a.key.double().transpose(-2, -1)).cpu()
     weights = a.weights.double().cpu()
     rows = real if weights.shape[-2] == len(real) else torch.ones(weights.shape[-2], dtype=torch.bool)
@@ -256,12 +269,7 @@ def _hidden_score(a: Attended, real: Tensor) -> str | None:
     p0, w0 = p - p.mean(1, keepdim=True), w - w.mean(1, keepdim=True)
     scale = float((p0 * w0).sum() / p0.square().sum())
     if float((w0 - scale * p0).abs().max()) > 1e-3 or scale <= 0:  # a bias, or another score
-        if logs[:, ~real].shape[1] > 2 and float((logs[:, ~real].std(1) / w0.std(1)).max()) < 1e-3:
-            return (
-                "each of them the same: their score is one finite constant instead of -inf, which a soft cap behind "
-                "the mask makes of it, say"
-            )
-        return None
+        return _ONE_CONSTANT if _is_one_constant(logs[:, ~real], w0) else None
     base = (w - scale * p).mean(1, keepdim=True)
     entered = logs[:, ~real] - base
     added = entered - scale * product[:, ~real]
