@@ -83,6 +83,8 @@ def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
             ups.append((wide, shift))
         elif out == config.d_model:
             downs.append((wide, shift))
+    if not ups and not downs:
+        return _of_matrices(module, config, activation)
     if len(downs) != 1:
         return []
     inner = downs[0][0].shape[1]
@@ -94,6 +96,34 @@ def read(module: object, config: DrawnConfig, activation: str) -> list[Reading]:
         parts = [[(w[rows], b if isinstance(b, float) else b[rows]) for rows in layout] for layout in layouts]
         return [Reading(pair, downs[0]) for part in parts for pair in permutations(part, 2)]
     return [Reading(pair, downs[0]) for pair in permutations(ups, 2) if all(u[0].shape[0] == inner for u in pair)]
+
+
+def _of_matrices(module: nn.Module, config: DrawnConfig, activation: str) -> list[Reading]:
+    """Return every way to read bare parameters: the matrices of two maps, either way round, and a bias of each width.
+
+    `x @ W` and `W x` take matrices of transposed shapes: both ways are tried, with the gate first or second.
+    """
+    named = {id(p): p for p in module.parameters()}.values()
+    matrices = [p.detach().double() for p in named if p.ndim == 2 and config.d_model in p.shape]
+    vectors = [p.detach().double().flatten() for p in named if p.ndim == 1]
+    if len(matrices) != (3 if activation == "swiglu" else 2) or sum(p.ndim > 1 for p in named) != len(matrices):
+        return []
+    found = []
+    for turned in (False, True):
+        maps = [w.T if turned else w for w in matrices]
+        downs = [w for w in maps if w.shape[0] == config.d_model != w.shape[1]]
+        ups = [w for w in maps if w.shape[1] == config.d_model != w.shape[0]]
+        if len(downs) != 1 or any(w.shape[0] != downs[0].shape[1] for w in ups):
+            continue
+        inner = [b for b in vectors if len(b) == downs[0].shape[1]]
+        outer = [b for b in vectors if len(b) == config.d_model]
+        if len(outer) > 1 or len(inner) not in (0, len(ups)):
+            continue
+        below = (downs[0], outer[0] if outer else 0.0)
+        for order in permutations(ups):
+            for biases in permutations(inner) if inner else [(0.0,) * len(ups)]:
+                found.append(Reading(tuple(zip(order, biases, strict=True)), below))
+    return found
 
 
 def nearest_reading(module: object, config: DrawnConfig, x: Tensor, activation: str, got: Tensor) -> Tensor:
@@ -114,5 +144,10 @@ def needs_readable_maps(subject: Subject) -> str | None:
         module = subject.module if subject.module is not None else subject.build(config) if subject.build else None
     except Exception:
         return None  # whatever it is, the preflight says it better
-    fits = isinstance(module, nn.Module) and sum(1 for _ in _layers(module)) >= 2
+    fits = isinstance(module, nn.Module) and (sum(1 for _ in _layers(module)) >= 2 or _holds_matrices(module))
     return None if fits else "its linear maps cannot be told from its parameters"
+
+
+def _holds_matrices(module: nn.Module) -> bool:
+    """Whether its maps may be bare parameters: no module has a weight, and there are at least two matrices."""
+    return not any(True for _ in _layers(module)) and sum(p.ndim == 2 for p in module.parameters()) >= 2

@@ -145,7 +145,7 @@ def _rotary(case: Case, flowing: Flow) -> None:
             expected="the rotation by t base^(-2i/d)",
             error=error,
             tolerance=1e3 * flowing.limit,
-            cause=lambda a=attention, o=own, p=place, b=base: turn_cause(a, o, p, b, flowing.limit),  # type: ignore[misc]
+            cause=lambda a=attention, o=own, p=place, b=base: turn_cause(a, o, p, b, flowing.limit, flowing.width),  # type: ignore[misc]
             asks=_asks_of(case.subject, attention, known, own, flowing.limit, base) if is_off else None,
         )
         values = case.apply(

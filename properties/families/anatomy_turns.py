@@ -37,13 +37,17 @@ class Angles:
         return replace(self, width=self.width or width)
 
 
-def turn_cause(attention: Attention, own: Angles, place: str, base: float | None, limit: float) -> str | None:
+def turn_cause(
+    attention: Attention, own: Angles, place: str, base: float | None, limit: float, d_model: int
+) -> str | None:
     """Say what is done to queries and keys instead."""
     if told := _positions_told(attention, own):
         return f"in {place} {told}"
     wide = attention.query.shape[-1]
     if base and own.width < wide and abs(math.log(base) / math.log(own.base) - own.width / wide) < 1e-3:
         return f"in {place} the exponents go by the {wide} channels of a head, not by the {own.width} that are turned"
+    if base and own.width < d_model and abs(math.log(base) / math.log(own.base) - own.width / d_model) < 1e-3:
+        return f"in {place} the exponents are divided by d_model, {d_model}, not by the {own.width} that are turned"
     if base:
         return f"the angles in {place} are those of base {base:g}"
     still = [is_still(rows, sources, limit) for rows, sources in (

@@ -130,8 +130,8 @@ def _of_the_first(stream: Stream, length: int) -> str | None:
     if not reached or 0 in reached:
         return None
     return (
-        "the first sample of a batch is right whatever the others are, and these are not: what is computed of it, or of "
-        "what all seem to have in common with it, is given to them"
+        "the first sample of a batch is right whatever the others are, and these are not: what is computed of it, or "
+        "of what all seem to have in common with it, is given to them"
     )
 
 

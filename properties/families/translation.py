@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -204,4 +205,21 @@ def _other(case: Case, built: Built, source: Tensor, own: Tensor, at: int) -> st
             for told, tokens in best.items():
                 if tokens[: last - 1] == own[1:last].tolist():
                     return f"it is the best token where {told}"
+        return _of_empty_places(case, built, source, ids, own)
+
+
+def _of_empty_places(case: Case, built: Built, source: Tensor, ids: Tensor, own: Tensor) -> str | None:
+    """Say that every token is the best one behind a buffer's last place, which is empty as long as there is room."""
+    for whole, fill in product((len(own), len(own) - 1), range(built.config.vocab_size)):
+        buffer = torch.full_like(ids[:, :1], fill).expand(-1, whole)
+        steps = range(1, whole)
+        best = [
+            int(case.call(built, source, torch.cat([ids[:, :step], buffer[:, step:]], 1))[0, -1].argmax())
+            for step in steps
+        ]
+        if len(best) > 2 and best == own[1:whole].tolist():
+            return (
+                "each is the best token behind the last place of a buffer of fixed length, which is still empty, not "
+                "behind the last token that was written"
+            )
     return None

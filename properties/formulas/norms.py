@@ -77,7 +77,7 @@ def norm_cause(
     """
     got, wide = call(x).detach().double(), x.detach().double()
     fits = []
-    plain = 0.0
+    plain, loose = 0.0, 4 * bound
     for words, guess in _formulas(wide, centred, eps):
         error = float((got - (gain * guess + bias)).abs().max())
         plain = plain if words else error
@@ -93,6 +93,9 @@ def norm_cause(
         ):
             if not words and error > loose and float((got - other).abs().max()) <= 4 * bound:
                 fits.append(told)
+    within = next(guess for words, guess in _formulas(gain * wide, centred, eps) if not words)
+    if not fits and plain > loose and float((got - (within + bias)).abs().max()) <= 4 * bound:
+        return "the gain multiplies the input before it is normalised, not what is normalised"
     return fits[0] if len(set(fits)) == 1 and fits[0] else None
 
 

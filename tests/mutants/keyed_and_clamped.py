@@ -194,3 +194,63 @@ def shift_pads_right() -> Subject:
         forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
         declares={"positions": "relative", "norm": "none", "structure": "other", "padding_side": "right"},
     )  # fmt: skip
+
+
+class _Matrices(nn.Module):
+    """A feed-forward network of bare matrices, `x @ W`, and the tanh form of GELU spelled out."""
+
+    def __init__(self, c: DrawnConfig, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.w_1, self.w_2 = (
+            nn.Parameter(torch.randn(*n) * n[0] ** -0.5) for n in ((c.d_model, c.d_ff), (c.d_ff, c.d_model))
+        )
+        self.b_1, self.b_2 = (nn.Parameter(torch.zeros(n)) for n in (c.d_ff, c.d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.w_1 + self.b_1
+        y = 0.5 * y * (1 + torch.tanh(self.factor * (y + 0.044715 * y**3)))
+        return y @ self.w_2 + self.b_2
+
+
+@fault(
+    "FF-gelu-root",
+    "The root of 2 / pi in the tanh form of GELU is taken of the 2 alone, in a network of bare matrices",
+    killed_by=("ffn.definition",),
+    cause="sqrt(2)/pi for sqrt(2/pi)",
+)
+def root_of_two_alone() -> Subject:
+    factor: float = put(math.sqrt(2) / math.pi, instead_of=math.sqrt(2 / math.pi))
+    return Subject(
+        kind="feed_forward", build=lambda c: _Matrices(c, factor), forward=lambda m, x: m(x),
+        declares={"activation": "gelu_tanh", "bias": True},
+    )  # fmt: skip
+
+
+class _GainFirst(nn.Module):
+    """LayerNorm, written out."""
+
+    def __init__(self, d: int, before: bool) -> None:
+        super().__init__()
+        self.before, self.gain, self.shift = before, nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.gain if self.before else x
+        y = (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, correction=0) + 1e-5).rsqrt()
+        return (y if self.before else y * self.gain) + self.shift
+
+
+@fault(
+    "NM-gain-first",
+    "The gain multiplies what goes into the norm, not what it normalised",
+    killed_by=("norm.definition",),
+    cause="the gain multiplies the input before it is normalised",
+)
+def gain_before_the_norm() -> Subject:
+    before: bool = put(True, instead_of=False)
+    return Subject(
+        kind="norm",
+        build=lambda c: _GainFirst(c.d_model, before),
+        forward=lambda m, x: m(x),
+        declares={"norm": "layer"},
+    )

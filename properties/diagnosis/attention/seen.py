@@ -221,7 +221,7 @@ def _missing(read: Read, shown: Tensor) -> str | None:
                 f"; no query sees a key from {first} on, not even those that stand there: a block of queries skips the "
                 "tiles that its first query does not reach, where its last one does"
             )
-        elif behind and queries <= first:
+        elif behind and queries <= first and not bool(read.allow.all()):
             told += (
                 f"; no query sees a key from {first} on, and no key before is lost: what lies behind the {queries} "
                 "queries is skipped as if query i stood at key i (top-left), where the mask lets it see up to key "

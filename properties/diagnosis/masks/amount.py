@@ -119,8 +119,9 @@ def _weighed(amount: _Amount) -> str | None:
     text = f"{where} gives the {len(real) - within.short} padded keys {weight:.2g} of the weight of a real query"
     if same:
         return text + (
-            ", each of them the same key whatever stands there: their states are set to a constant (zero), and no mask "
-            "hides them from the softmax, so that each takes its share"
+            ", each of them the same key whatever stands there: padding is set to a constant (zero) on the way, and no "
+            "mask hides what comes of it here, so that each takes its share (a mask read off rows of zeros finds none "
+            "behind a layer, which makes other numbers of them)"
         )
     return f"{text}, though their content does not matter"
 
