@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,11 @@ def _of_matrices(module: nn.Module, config: DrawnConfig, activation: str) -> lis
     named = {id(p): p for p in module.parameters()}.values()
     matrices = [p.detach().double() for p in named if p.ndim == 2 and config.d_model in p.shape]
     vectors = [p.detach().double().flatten() for p in named if p.ndim == 1]
-    if len(matrices) != (3 if activation == "swiglu" else 2) or sum(p.ndim > 1 for p in named) != len(matrices):
+    if (
+        not _holds_matrices(module)
+        or len(matrices) != (3 if activation == "swiglu" else 2)
+        or sum(p.ndim > 1 for p in named) != len(matrices)
+    ):
         return []
     found = []
     for turned in (False, True):
@@ -120,9 +124,9 @@ def _of_matrices(module: nn.Module, config: DrawnConfig, activation: str) -> lis
         if len(outer) > 1 or len(inner) not in (0, len(ups)):
             continue
         below = (downs[0], outer[0] if outer else 0.0)
-        for order in permutations(ups):
-            for biases in permutations(inner) if inner else [(0.0,) * len(ups)]:
-                found.append(Reading(tuple(zip(order, biases, strict=True)), below))
+        shifts = list(permutations(inner)) if inner else [(0.0,) * len(ups)]
+        pairs = product(permutations(ups), shifts)
+        found += [Reading(tuple(zip(order, biases, strict=True)), below) for order, biases in pairs]
     return found
 
 
@@ -149,5 +153,8 @@ def needs_readable_maps(subject: Subject) -> str | None:
 
 
 def _holds_matrices(module: nn.Module) -> bool:
-    """Whether its maps may be bare parameters: no module has a weight, and there are at least two matrices."""
-    return not any(True for _ in _layers(module)) and sum(p.ndim == 2 for p in module.parameters()) >= 2
+    """Whether its maps may be bare parameters: no module has a weight, and no matrix is made of what it holds."""
+    names = [name.rpartition(".")[2] for name, p in module.named_parameters() if p.ndim == 2]
+    is_made = any("parametrizations" in name for name, _ in module.named_parameters())
+    normed = any(name.endswith(("_g", "_v", "_orig")) for name in names)
+    return len(names) in (2, 3) and not is_made and not normed and not any(True for _ in _layers(module))
