@@ -124,7 +124,7 @@ def _of_matrices(module: nn.Module, config: DrawnConfig, activation: str) -> lis
         if len(outer) > 1 or len(inner) not in (0, len(ups)):
             continue
         below = (downs[0], outer[0] if outer else 0.0)
-        shifts = list(permutations(inner)) if inner else [(0.0,) * len(ups)]
+        shifts: list[tuple[Tensor | float, ...]] = list(permutations(inner)) if inner else [(0.0,) * len(ups)]
         pairs = product(permutations(ups), shifts)
         found += [Reading(tuple(zip(order, biases, strict=True)), below) for order, biases in pairs]
     return found
