@@ -26,6 +26,7 @@ from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
 from veriformer.properties.families.dead_parts import moved_by, parts_count
 from veriformer.properties.families.parameters_renewed import new_weights_are_taken
+from veriformer.properties.families.rounded_weights import cancelled_words
 from veriformer.properties.families.vocabulary_matrices import (
     counts_wrongly,
     factorised,
@@ -350,7 +351,10 @@ def every_parameter_is_connected(case: Case) -> None:
             f"the output depends on {name}, and its gradient is zero everywhere",
             got="a gradient of zeros",
             expected="a gradient: the output changes by " + f"{changed:.3g} with it",
-            cause=lambda: "a choice (argmax, top-k, rounding) is made without a weight that is differentiable",
+            cause=lambda n=name, p=parameter: (  # type: ignore[misc]
+                cancelled_words(total, n, p)
+                or "a choice (argmax, top-k, rounding) is made without a weight that is differentiable"
+            ),
             asks=("structure", "other"),
         )
     case.witness()

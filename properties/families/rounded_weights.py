@@ -93,3 +93,23 @@ def rounding_words(call: Caller, module: nn.Module, batch: list[Tensor]) -> str:
         f"{name} is rounded, and the rounding lets no gradient through, for its derivative is zero: what is trained "
         "passes it on as if nothing was rounded, w + (rounded - w).detach()"
     )
+
+
+def cancelled_words(output: Tensor, name: str, parameter: nn.Parameter) -> str | None:
+    """Say that a parameter's two gradients cancel, where the graph of an output adds it and subtracts it again."""
+    users, seen, left = set[str](), set[Any](), [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for later, _ in node.next_functions:
+            if getattr(later, "variable", None) is parameter:
+                users.add(type(node).__name__)
+            left.append(later)
+    if not {"AddBackward0", "SubBackward0"} <= users:
+        return None
+    return (
+        f"{name} is added and taken off again, and its two gradients cancel, as in w + rounded.detach() - w where "
+        "w + (rounded - w).detach() passes it on (straight-through)"
+    )

@@ -322,6 +322,9 @@ def _rule(runs: CachedRuns, read: list[tuple[int, int, list[int]]]) -> str:
     if len(steps) == 1:
         off = steps.pop()
         return f"positions of later chunks are {abs(off)} too {'far' if off > 0 else 'small'}"
+    firsts = {size: own[0] for _, size, own in reversed(read)}
+    if all(own[0] == firsts[size] for _, size, own in read):
+        return "chunks stand where the first one of their length stood: what is made for a length is kept for others"
     return "positions of later chunks are not the number of cached tokens"
 
 
