@@ -234,7 +234,10 @@ class PostNorm(SelfAttention):
 
 
 @fault(
-    "NM07", "Post-LN residual taken before normalising", killed_by=("residual.identity",), cause="starts before a norm"
+    "NM07",
+    "Post-LN residual taken before normalising",
+    killed_by=("residual.identity",),
+    cause="the stream does not pass",
 )
 def residual_before_the_norm() -> Subject:
     class Wrong(PostNorm):

@@ -246,7 +246,12 @@ def _what(amount: _Amount, found: Replaced, short: Tensor, long: Tensor) -> str:
         return f"all numbers are those without padding times {factor:.4g}{_ratio(amount, factor)}"
     if short.shape[-2:] == (within.short, within.short):
         return _pairs(short, long)
+    if found.long.name in _REDUCING and short.shape == long.shape and within.long not in long.shape:
+        return f"`{found.long.name}` over the sequence takes in what stands at padded positions, too"
     return "the numbers of real positions are other ones than without padding"
+
+
+_REDUCING = ("mean", "var", "std", "var_mean", "std_mean", "sum", "amax", "max", "median", "norm", "logsumexp")
 
 
 def _sums_to_less(short: Tensor, long: Tensor) -> float | None:
