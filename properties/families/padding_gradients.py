@@ -38,13 +38,11 @@ def padding_leaves_gradients_alone(
     if key in case.bench.measured or case.reaches or unit is None or not isinstance(module, nn.Module):
         return
     weights = [p for p in module.parameters() if p.requires_grad and p.numel()]
-    if not weights or not real(stream(x, mask)).requires_grad or makes_choices(case.bench, stream.built):
-        return
     out = real(stream(x, mask))
+    if not weights or not out.requires_grad or makes_choices(case.bench, stream.built):
+        return
     probe = case.normal(*out.shape, dtype=out.dtype)
-    expected, got = (
-        _gradients((real(stream(given, mask)) * probe).sum(), weights) for given in (x, changed)
-    )  # fmt: skip
+    expected, got = (_gradients((y * probe).sum(), weights) for y in (out, real(stream(changed, mask))))
     case.close(
         got,
         expected,
