@@ -35,8 +35,8 @@ def one_threshold(logits: Tensor, got: Tensor, top_k: int) -> str | None:
             fits.append(words)
     if not fits:
         return None
-    at = " or, which is the same here, ".join(fits)
-    return f"all are cut at {at}, one threshold for the batch instead of one a sample"
+    told = " or, which is the same here, ".join(fits)
+    return f"all are cut at {told}, one threshold for the batch instead of one a sample"
 
 
 def cut_cause(logits: Tensor, got: Tensor, temperature: float, top_k: int | None) -> str | None:
