@@ -54,7 +54,8 @@ class Property:
         rests_on: facts without which it does not apply.
         asks: `(fact, value)`: where the fact is not declared, a violation is a question, answered by that value.
         in_half: whether it is judged in bfloat16 and float16 too, of models that are not declared to be unfit for them.
-        goes_wide: whether quick, too, sees a model of many heads and layers: slopes are other ones at twelve heads.
+        goes_wide: whether quick, too, sees a model of many heads: slopes are other ones where they are no power of two.
+        goes_deep: whether quick, too, sees one of many layers besides, where no lengths are swept.
         leaves_open: facts it asks for and cannot tell from false ones: a count is the same with GELU and with ReLU.
     """
 
@@ -78,6 +79,7 @@ class Property:
     asks: tuple[str, Any] | None = None
     in_half: bool = False
     goes_wide: bool = False
+    goes_deep: bool = False
     leaves_open: tuple[str, ...] = ()
 
     @property
@@ -128,6 +130,7 @@ def holds(
     asks: tuple[str, Any] | None = None,
     in_half: bool = False,
     goes_wide: bool = False,
+    goes_deep: bool = False,
     leaves_open: Iterable[str] = (),
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Register the decorated check as the property `id`; arguments as the attributes of `Property`.
@@ -151,7 +154,8 @@ def holds(
         costly: run it only in the profile thorough, or when it is named.
         asks: `(fact, value)`: a violation is a question where the fact is not declared: is it by design?
         in_half: judge it in half precision too, where a violation asks for `half_precision`.
-        goes_wide: in quick, too, judge it on a model of many heads and layers.
+        goes_wide: in quick, too, judge it on a model of many heads.
+        goes_deep: in quick, too, judge it on one of many layers besides: what takes every layer apart costs with them.
         leaves_open: facts that it asks for and that are not verified where it holds.
 
     Raises:
@@ -189,6 +193,7 @@ def holds(
             asks=asks,
             in_half=in_half,
             goes_wide=goes_wide,
+            goes_deep=goes_deep,
             leaves_open=tuple(leaves_open),
             examples_factor=examples_factor,
             catches=tuple(catches),

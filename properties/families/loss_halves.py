@@ -32,7 +32,6 @@ _TOKENS, _ROW = 2305, 4099
     unless=(excludes_fact("half_precision", False), excludes_fact("label_smoothing"), excludes_fact("z_loss")),
     requires=("loss.definition",),
     asks=("half_precision", False),
-    catches=("LS-half",),
 )
 def sums_do_not_stick(case: Case) -> None:
     """For many tokens, and for a large vocabulary, in bfloat16 and in float16: whoever sums in the dtype of the logits

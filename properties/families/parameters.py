@@ -290,6 +290,7 @@ def _as_plain(output: Any) -> Any:
     kinds=_MODULES,
     unless=(needs_module, excludes_fact("inference_only")),
     goes_wide=True,
+    goes_deep=True,
     examples_factor=0.3,
     catches=("EM07", "IN02", "ME02", "parameters-unused"),
 )

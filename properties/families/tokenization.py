@@ -324,7 +324,7 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
     ids = encoded(case, built, text)
     if case.subject.words is None and not all(number in names for number in ids):
         case.reject("a piece of it is unknown")
-    words = case.apply(joined, ids, names) if case.subject.words is None else _segments(case, built, text)
+    words = case.apply(joined, ids, vocabulary) if case.subject.words is None else _segments(case, built, text)
     got, best = case.apply(probabilities, ids, words, vocabulary, scores)
     case.require(
         got >= best - 1e-5 * best.abs().clamp(min=1.0),
@@ -337,17 +337,17 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
 
 
 def _cut_by(case: Case, built: Built, vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> str | None:
-    names = {index: piece for piece, index in vocabulary.items()}
     own = case.subject.words is not None
     with off_the_record(case):
         return pieces_cause(
             lambda text: encoded(case, built, text),
-            lambda text: _segments(case, built, text) if own else joined(encoded(case, built, text), names),
+            lambda text: _segments(case, built, text) if own else joined(encoded(case, built, text), vocabulary),
             vocabulary,
             scores,
         )
 
 
-def joined(ids: Sequence[int], names: Mapping[int, str]) -> list[list[str]]:
+def joined(ids: Sequence[int], vocabulary: Mapping[str, int]) -> list[list[str]]:
     """Return the one word that ids are the pieces of, as a list of symbols."""
+    names = {index: piece for piece, index in vocabulary.items()}
     return [list("".join(names.get(index, "?") for index in ids))]

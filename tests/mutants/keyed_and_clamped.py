@@ -17,6 +17,7 @@ from veriformer.properties.subject.subject import Subject
 from veriformer.reference.tokenization import WordPiece
 from veriformer.tests.mutants import fault
 from veriformer.tests.mutants.mending import put
+from veriformer.tests.mutants.tokenization import never_the_longest
 
 
 class _Scaled(nn.Module):
@@ -155,6 +156,17 @@ def as_long_as_beginnings() -> Subject:
         return ids
 
     return replace(SHIPPED["wordpiece"], build=build, forward=forward)
+
+
+@fault(
+    "TK-longest-without-words",
+    "Viterbi's search never tries the longest pieces, in a tokenizer that says nothing of its words",
+    killed_by=("tokenizer.unigram",),
+    cause="pieces of the greatest length",
+)
+def never_the_longest_without_words() -> Subject:
+    subject = never_the_longest()
+    return replace(subject, words=None)
 
 
 class _Shifted(nn.Module):

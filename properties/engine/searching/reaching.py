@@ -51,9 +51,6 @@ _WIDE_LENGTH, _FEW = 7, 2
 _COMPARES_SAMPLES = ("batch", "padding")
 """Families that compare samples among others with the same alone, or in another order: they see many at once."""
 
-_TAKES_APART = "anatomy"
-"""Family that takes every layer apart: in quick those of one model of many heads and few layers, and of small ones."""
-
 _FIRST = 3
 """So many of the shortest are chosen before the longest ones: most mistakes begin there."""
 
@@ -94,8 +91,8 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
     """Return the names of the wide models that a property sees.
 
     In quick only where lengths are swept, or a property says so, the rarer rows one in a run where nothing ends the
-    sweep, and where parts are taken apart those of few layers alone; in standard every property sees one of these, and
-    those see them all. Which one follows from the property and the seed.
+    sweep, and of many layers where it goes deep; in standard every property sees one of these, and those see them all.
+    Which one follows from the property and the seed.
     """
     settings, reaching = bench.settings, bench.pool.reaching
     if settings.profile == "quick" and not (prop.sweeps_lengths or prop.goes_wide):
@@ -107,7 +104,7 @@ def wide_rows(bench: Workbench, prop: Property) -> list[str]:
         rows = rows[turn % len(rows) :][:1] if rows and (prop.goes_far or settings.profile != "quick") else []
     if prop.goes_wide and ODD in reaching and ODD not in rows:
         rows.append(ODD)
-    if settings.profile == "quick" and prop.family == _TAKES_APART:
+    if settings.profile == "quick" and not (prop.sweeps_lengths or prop.goes_deep):
         taken = [name for name in rows if is_taken(bench, name)]
         if taken:
             return taken
