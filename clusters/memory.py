@@ -33,6 +33,11 @@ def seldom_collect() -> None:
     Calls of models make tuples and views by the thousand and no cycles: looking through torch's modules after every
     700 of them is a twentieth of the time of a check.
     """
+    freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def freeze() -> None:
+    """Drop the garbage there is, and look no more at what is left: copies of this process share its memory then."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

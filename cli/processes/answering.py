@@ -19,7 +19,7 @@ from veriformer.cli.processes.limits import Limits
 from veriformer.cli.processes.nursing import Guard, captured, expendable, nursed, nursed_each
 from veriformer.cli.processes.plugging import described
 from veriformer.cli.processes.wire import Wire
-from veriformer.clusters.memory import keep_freed_memory, seldom_collect
+from veriformer.clusters.memory import freeze, keep_freed_memory, seldom_collect
 from veriformer.properties.adapters.homes import Surroundings
 from veriformer.properties.adapters.libraries import LIBRARIES
 from veriformer.properties.adapters.pasted import as_source
@@ -80,6 +80,7 @@ def serve(
         for name in modules:
             with contextlib.suppress(Exception):  # told by whoever needs it
                 importlib.import_module(name)
+        freeze()
         flush()
 
     def answer(wire: Wire, question: Any) -> None:

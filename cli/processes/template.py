@@ -8,7 +8,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 
 from veriformer.clusters.safe_path import deaf_to_interrupts, safe_path
 
-_ALWAYS = ("torch", "hypothesis", "scipy.stats")
+_ALWAYS = ("torch", "hypothesis")
+_LAST = "veriformer.clusters.frozen"
 Context = ForkServerContext | SpawnContext
 
 
@@ -27,7 +28,7 @@ def template(*modules: str) -> Context:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_ALWAYS, *modules])
+    context.set_forkserver_preload([*_ALWAYS, *modules, _LAST])
     return context
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from veriformer.properties.bench.guards import SubjectError
-from veriformer.properties.bench.noise import allowance, relative_tolerance, sensitivity
+from veriformer.properties.bench.noise import allowance, least_tolerance, relative_tolerance, sensitivity
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import ChoiceWatch, NarrowingWatch, is_widened
 from veriformer.properties.bench.workbench import Workbench
@@ -37,9 +37,11 @@ def tolerance_of(bench: Workbench, built: Built, error: float | None = None) -> 
     Args:
         bench: of the subject.
         built: the model.
-        error: that is judged: where the first inputs show that it is rounding no more of them are measured, which
-            could but raise the tolerance.
+        error: that is judged: nothing is measured where it is rounding by any tolerance, and where the first inputs
+            show that it is no more of them are, which could but raise the tolerance.
     """
+    if error is not None and error <= least_tolerance(built.dtype):
+        return least_tolerance(built.dtype)
 
     def measure() -> float:
         if built.dtype == torch.float64 and not computes_in_float64(bench):  # asked for: it computes in float32 inside

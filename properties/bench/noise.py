@@ -126,11 +126,16 @@ def allowance(floor: float, dtype: torch.dtype, longest: int) -> float:
     longest reduction (Higham & Mary 2019). Moving all data by eps = 2 u was measured to move the output by
     `floor`, so two evaluations differ by at most 2 * LAMBDA sqrt(n) / 2 * floor. Products of half-precision
     tensors are accumulated in float32, so n does not enter there: what remains are the roundings of the tensors
-    themselves, one move a side, and as much again for the tensors between. Never below 16 eps (outputs
-    that happen to be insensitive).
+    themselves, one move a side, and as much again for the tensors between. Never below
+    `least_tolerance`.
     """
     factor = 4.0 if dtype in (torch.bfloat16, torch.float16) else LAMBDA * longest**0.5
-    return max(factor * floor, 16 * epsilon(dtype))
+    return max(factor * floor, least_tolerance(dtype))
+
+
+def least_tolerance(dtype: torch.dtype) -> float:
+    """Return what every tolerance is at least, in outputs that happen to be insensitive."""
+    return 16 * epsilon(dtype)
 
 
 def relative_tolerance(floor: float, dtype: torch.dtype, longest: int) -> float:

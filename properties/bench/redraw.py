@@ -27,15 +27,16 @@ def redraw_weights(model: nn.Module, seed: int) -> None:
         if not parameter.is_floating_point() or not parameter.numel() or not parameter.requires_grad:
             continue  # a frozen parameter is a constant: a table of frequencies, say
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        before, some = parameter.detach().double().cpu(), 0.25 * noise.clamp(-2, 2)
         if parameter.ndim >= 2:
-            fan_in = parameter.shape[0] if id(parameter) in transposed else parameter[0].numel()
-            value = noise if id(parameter) in padding else noise / fan_in**0.5
-        elif bool((before == 1).all()):
-            value = 1 + some
+            fan_in = parameter.shape[0] if id(parameter) in transposed else parameter.numel() // parameter.shape[0]
+            value = noise if id(parameter) in padding else noise.div_(fan_in**0.5)
         else:
-            value = 0.25 * noise if bool((before == 0).all()) else before * (1 + some) + 0.05 * noise
+            before, some = parameter.detach().double().cpu(), 0.25 * noise.clamp(-2, 2)
+            if bool((before == 1).all()):
+                value = 1 + some
+            else:
+                value = 0.25 * noise if bool((before == 0).all()) else before * (1 + some) + 0.05 * noise
         if (row := padding.get(id(parameter))) is not None:
-            value[row] = before[row]
+            value[row] = parameter[row].detach().double().cpu()
         with torch.no_grad():
-            parameter.copy_(value.to(parameter.dtype))
+            parameter.copy_(value)

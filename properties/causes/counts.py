@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from veriformer.properties.definitions.counts import Component
+from veriformer.properties.definitions.costs.counts import Component
 from veriformer.properties.subject.sizes import DrawnConfig
 
 

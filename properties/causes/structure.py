@@ -15,9 +15,15 @@ import torch
 from torch import nn
 
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.definitions.counts import fewest, possible_counts
-from veriformer.properties.definitions.flops import expected_weights
-from veriformer.properties.definitions.inventory import ATTENTION, FEED_FORWARD, OTHER, inventory, remade_weights
+from veriformer.properties.definitions.costs.counts import fewest, possible_counts
+from veriformer.properties.definitions.costs.flops import expected_weights
+from veriformer.properties.definitions.costs.inventory import (
+    ATTENTION,
+    FEED_FORWARD,
+    OTHER,
+    inventory,
+    remade_weights,
+)
 from veriformer.properties.engine.case import Case
 from veriformer.properties.probes.sizes.own_sizes import sizes_of
 from veriformer.properties.subject.inputs import ordinary

@@ -19,6 +19,7 @@ from veriformer.properties.bench.measured import (
     rounding_of,
     tolerance_of,
 )
+from veriformer.properties.bench.noise import least_tolerance
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
 from veriformer.properties.definitions.rounding import GAP, epsilon
@@ -61,7 +62,9 @@ class Case(Calling):
             return 64 * epsilon(torch.float32)
         own = tolerance_of(self.bench, chosen, error)
         half = self._walking.autocast
-        return max(own, half_tolerance_of(self.bench, chosen, getattr(torch, half))) if half else own
+        if not half or (error is not None and error <= own):
+            return own
+        return max(own, half_tolerance_of(self.bench, chosen, getattr(torch, half)))
 
     def measure(self, what: str, value: float) -> None:
         """Keep the largest value of something measured beside the judgement; it stands in the report."""
@@ -71,12 +74,16 @@ class Case(Calling):
         """Tell what was shown, where that is more than that the property holds; it stands in the report."""
         self.bench.tally.told = sentence
 
-    def shifted_bound(self, built: Built, expected: Tensor) -> float:
-        """Return the absolute tolerance for outputs whose positions were shifted.
+    def shifted_bound(self, built: Built, got: Tensor, expected: Tensor) -> float:
+        """Return the absolute tolerance for outputs whose positions were shifted; measured where `got` asks for it.
 
         Angles and tables of positions are made in float32 in most models, whatever their dtype, and round anew at
         every position; so a shift is judged with the tolerance of float32, or the model's own if that is coarser.
         """
+        least = least_tolerance(torch.float32) * size_of(expected)
+        is_comparable = got.shape == expected.shape and not self.bench.recorder
+        if is_comparable and worst_difference(got, expected, least).error <= 1.0:
+            return least
         single = self.bench.pool.get(built.config, torch.float32) if self.subject.module is None else built
         return max(tolerance_of(self.bench, built), tolerance_of(self.bench, single)) * size_of(expected)
 
@@ -117,9 +124,13 @@ class Case(Calling):
         _refuse_vacuous(got, expected, what, constants_allowed=constants_allowed)
         if self._built and _is_coarse(got, self._walking) and makes_choices(self.bench, self._built):
             return  # rounding flips such picks: see `ChoiceWatch`
-        unit: float | Tensor = size_of(expected) if bound is None else self._at_least(bound, expected)
+        unit: float | Tensor = size_of(expected) if bound is None else bound
         worst = worst_difference(got, expected, unit)
-        limit = self.tolerance(error=worst.error) if bound is None else 1.0
+        if bound is not None and (worst.error > 1.0 or self.bench.recorder):
+            unit = self._at_least(bound, expected)
+            worst = worst_difference(got, expected, unit)
+        # what a script asks for is what was measured: it may run where another rounding is
+        limit = self.tolerance(error=None if self.bench.recorder else worst.error) if bound is None else 1.0
         if in_single is not None and worst.error > 0 and self._leaks_in_half(got, worst.error > limit, in_single):
             asks = asks or ("half_precision", False)
             limit = 0.0

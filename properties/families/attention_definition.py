@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
@@ -14,6 +13,7 @@ from veriformer.properties.causes.attention import attention_cause
 from veriformer.properties.causes.attention_modules import module_cause
 from veriformer.properties.causes.influence_maps import declared_region
 from veriformer.properties.definitions.attention import attention_bound, multi_head_oracle, project
+from veriformer.properties.definitions.chance import squares_interval
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.attending import Attending
 from veriformer.properties.engine.case import Case
@@ -164,7 +164,7 @@ def scaled_scores_have_the_declared_variance(case: Case) -> None:
 
 def _variance_is_right(case: Case, logits: Tensor, scale: float, keys_apart: Tensor) -> None:
     count = logits.numel()
-    low, high = (float(end) for end in stats.chi2.ppf([0.5e-12, 1 - 0.5e-12], count))
+    low, high = squares_interval(0.5e-12, count)
     total = (logits / (scale * keys_apart)).square().sum()
     spread = (total - count) / (2 * count) ** 0.5
     case.bench.tally.note(float(spread.abs()), float((high - count) / (2 * count) ** 0.5))

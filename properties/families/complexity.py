@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,16 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import DispatchWatch, WorkWatch
 from veriformer.properties.causes.structure import beside_the_textbook, off_the_record
-from veriformer.properties.definitions.flops import COUNTED, Flops, possible_flops, why_unknown
+from veriformer.properties.definitions.costs.flops import COUNTED, Flops, possible_flops, why_unknown
 from veriformer.properties.engine.calling import Caller
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
@@ -45,24 +44,33 @@ def _call(case: Case, built: Built, batch: int, length: int) -> Caller:
     return case.caller(built, *stream.inputs(stream.draw(batch, length)))
 
 
-@functools.cache
-def make_ready() -> None:
-    """Count some products once: on its first product, norm and kernel torch's counter imports much of torch.
-
-    That takes seconds, and many of them on a busy machine: they are not the subject's.
-    """
-    x = torch.zeros(1, 2, 4)
-    with FlopCounterMode(display=False), sdpa_kernel(SDPBackend.MATH):
-        y = functional.gelu(functional.layer_norm(x @ x.mT @ x, (4,)))
-        functional.scaled_dot_product_attention(y, functional.linear(x, torch.zeros(4, 4)), x).softmax(-1)
-
-
 def num_operations(run: Callable[[], object]) -> Tensor:
-    """Return the FLOPs of all matrix products of a call."""
-    make_ready()
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # a fused kernel is not counted
+    """Return the FLOPs of all matrix products of a call, by torch's own formulas.
+
+    `torch.utils.flop_counter.FlopCounterMode` counts the same and imports torch's compiler first, for a second.
+    """
+    total = 0
+
+    class Counter(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal total
+            formula = flop_registry.get(func.overloadpacket)
+            if formula is None:
+                with self:
+                    output = func.decompose(*args, **(kwargs or {}))
+                if output is not NotImplemented:  # it was made of others, in inference mode say
+                    return output
+            output = func(*args, **(kwargs or {}))
+            total += formula(*args, **(kwargs or {}), out_val=output) if formula else 0
+            return output
+
+    with Counter(), sdpa_kernel(SDPBackend.MATH):  # a fused kernel is not counted
         run()
-    return torch.tensor(counter.get_total_flops(), dtype=torch.float64)
+    return torch.tensor(total, dtype=torch.float64)
 
 
 @holds(

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from veriformer.properties.bench.isolation import reseed
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.definitions.chance import binomial_interval
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_module
@@ -108,7 +108,7 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
                bound=8 * epsilon(x.dtype) * kept, constants_allowed=True,
                cause=lambda: _scaled_cause(float(values.max()), rate, kept))  # fmt: skip
     dropped = is_zero.sum()
-    low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, SAMPLES, rate))
+    low, high = binomial_interval(FALSE_ALARM, SAMPLES, rate)
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
                  got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
     case.witness()
@@ -305,7 +305,7 @@ def _at_their_rate(case: Case, built: Built, x: Tensor, found: Tensor, rows: Ten
         return
     rate = own.pop()
     both = case.apply(alike, rows, x[0])
-    low, high = (float(end) for end in stats.binom.interval(1 - FALSE_ALARM, len(rows), rate**2))
+    low, high = binomial_interval(FALSE_ALARM, len(rows), rate**2)
     inverted = abs(int(both) / len(rows) - (1 - rate) ** 2) < _NEAR
     case.require(
         (low <= both) & (both <= high),

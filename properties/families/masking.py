@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from veriformer.properties.bench.guards import SubjectError
+from veriformer.properties.definitions.chance import least_hits, most_hits
 from veriformer.properties.engine.case import Case, Cause
 from veriformer.properties.engine.premises import needs_fact
 from veriformer.properties.engine.property import holds
@@ -146,7 +146,7 @@ def _words_are_drawn_apart(case: Case, inputs: Tensor, changed: Tensor, size: in
     """Require that what stands in at one place of a row says nothing of the next one: the same in one of V pairs."""
     same = case.apply(alike_neighbours, inputs, changed)
     pairs = int((changed.sum(1) - 1).clamp(min=0).sum())
-    most = float(stats.binom.isf(FALSE_ALARM / 2, pairs, 1 / max(size - 1, 1))) if pairs else 0.0
+    most = most_hits(FALSE_ALARM / 2, pairs, 1 / max(size - 1, 1))
     case.require(
         same <= most,
         "neighbours among the random words of a row are the same too often",
@@ -192,8 +192,8 @@ def _masked(case: Case, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def _count(case: Case, what: str, count: Tensor, total: int, share: float, slack: float = 0.0,
            cause: Cause | None = None) -> None:  # fmt: skip
     """Require a count to lie within its binomial interval, the share known up to `slack`."""
-    low = float(stats.binom.ppf(FALSE_ALARM / 2, total, max(0.0, share - slack)))
-    high = float(stats.binom.isf(FALSE_ALARM / 2, total, min(1.0, share + slack)))
+    low = least_hits(FALSE_ALARM / 2, total, max(0.0, share - slack))
+    high = most_hits(FALSE_ALARM / 2, total, min(1.0, share + slack))
     case.require(
         (low <= count) & (count <= high),
         f"the share of {what} is not {share:.3g}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from scipy import stats
 from torch import Tensor
+
+from veriformer.properties.definitions.chance import most_hits
 
 _NEARLY = 0.95
 """Of the labels: ends of rows have no neighbour."""
@@ -84,7 +85,7 @@ def _copied_between(seen: Masked, labels: Tensor, inputs: Tensor, tokens: Tensor
 
 def _by_chance(words: Tensor) -> float:
     """Return how many masks may have been drawn beside so many random words, where they may be the mask."""
-    return float(stats.binom.isf(_CHANCE, len(words), 1 / max(len(words.unique()), 2)))
+    return most_hits(_CHANCE, len(words), 1 / max(len(words.unique()), 2))
 
 
 def _numbered_apart(labels: Tensor, tokens: Tensor) -> str | None:

@@ -203,7 +203,7 @@ def _amount(case: Case, side: str) -> None:
                 got,
                 alone,
                 f"a sequence of {padded.real[row]} gives other outputs when padded on the {side} to {padded.real[0]}",
-                bound=case.shifted_bound(padded.stream.built, alone) if side == "left" else None,
+                bound=case.shifted_bound(padded.stream.built, got, alone) if side == "left" else None,
                 cause=lambda: hiding_cause(padded.stream, side),
             )
     case.witness()

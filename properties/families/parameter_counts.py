@@ -9,7 +9,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.counts import shared_parts, surplus_cause
 from veriformer.properties.causes.structure import beside_the_textbook, is_of_textbook_shapes, unlike_the_textbook
-from veriformer.properties.definitions.counts import (
+from veriformer.properties.definitions.costs.counts import (
     COUNTED,
     Component,
     nearest_count,

@@ -63,6 +63,10 @@ class Judge:
     def judge(self, prop: Property) -> Result:
         """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
         started = perf_counter()
+        if self.subject.kind not in prop.kinds:  # before anything is put aside for calls of the subject
+            result = outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
+            self._outcomes[prop.id] = result.outcome
+            return result
         with isolated(self.subject.module):
             result = self._judge(prop) if not self.device_is_lost else outcomes.device_lost(prop)
             if self.device_is_lost and result.outcome != NOT_APPLICABLE:

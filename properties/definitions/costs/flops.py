@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veriformer.properties.definitions.inventory import ATTENTION, FEED_FORWARD
+from veriformer.properties.definitions.costs.inventory import ATTENTION, FEED_FORWARD
 from veriformer.properties.subject.sizes import DrawnConfig
 from veriformer.properties.subject.subject import Subject
 
