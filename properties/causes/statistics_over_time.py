@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.definitions.differences import size_of
 
@@ -38,11 +39,7 @@ def norm_over_time(module: Any, call: Callable[[], object], length: int) -> str 
 
         return hook
 
-    hooks = [p.register_forward_pre_hook(note(name)) for name, p in module.named_modules() if name and is_norm(p)]
-    try:
-        with torch.no_grad():
-            call()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (p.register_forward_pre_hook(note(name)) for name, p in module.named_modules() if name and is_norm(p))
+    with hooked(hooks), torch.no_grad():
+        call()
     return f"{found[0]} takes its mean and variance over all positions, later ones too" if found else None

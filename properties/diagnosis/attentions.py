@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.definitions.differences import size_of
 
 _NEAR = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of a tensor: far above rounding
@@ -216,11 +217,6 @@ def module_calls(module: nn.Module, run: Callable[[], object]) -> dict[str, int]
 
         return hook
 
-    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(part.register_forward_hook(note(name)) for name, part in module.named_modules()), torch.no_grad():
+        run()
     return counts

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
+
 
 def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) -> tuple[Tensor | None, Tensor]:
     """Run a model with the graph cut at the module that embeds `tokens`, perhaps with padding behind them.
@@ -34,10 +36,6 @@ def at_embedding(model: nn.Module, tokens: Tensor, run: Callable[[], Tensor]) ->
         given_on = leaves[0].clone()  # the model may work in place on what it embedded, which a leaf forbids
         return given_on if given.shape == tokens.shape else torch.cat([given_on, output[:, length:]], dim=1)
 
-    hooks = [part.register_forward_hook(cut) for part in model.modules() if isinstance(part, nn.Embedding)]
-    try:
+    with hooked(part.register_forward_hook(cut) for part in model.modules() if isinstance(part, nn.Embedding)):
         output = run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return (leaves[0] if leaves else None), output

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.anatomy.entering import SINES_SHOW, is_made_of_sines
 from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.pool import Built
@@ -110,12 +111,8 @@ def taken_in(model: nn.Module, width: int, run: Callable[[], object]) -> list[Te
             seen.append(given.detach().clone())
 
     takers = [m for m in model.modules() if is_norm(m) or isinstance(m, nn.Linear | nn.MultiheadAttention)]
-    hooks = [part.register_forward_pre_hook(note) for part in takers]
-    try:
+    with hooked(part.register_forward_pre_hook(note) for part in takers):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen
 
 
@@ -159,12 +156,9 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
     hooks, began = [layer.register_forward_pre_hook(unlike), layer.register_forward_hook(note)], list[nn.Module]()
     hooks += [m.register_forward_pre_hook(lambda m, args: began.append(m)) for m in layer.modules()
               if m is not layer and any(True for _ in m.parameters(recurse=False))]  # fmt: skip
-    try:
+    with hooked(hooks):
         stream = Stream(case, built)
         stream(stream.draw(2, 4))
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not seen:
         return
     given, made = seen[0]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
+
 
 def image_of(sample: nn.Module) -> Tensor | None:
     """Return an image that a model can take `[B, C, 8, 8]`, or None where nothing says that it takes images."""
@@ -45,13 +47,9 @@ def stack_inside(sample: nn.Module, image: Tensor, width: int) -> tuple[str, boo
 
         return note
 
-    hooks = [m.register_forward_hook(noted(path)) for path, m in sample.named_modules() if path]
-    try:
-        with torch.no_grad():
-            sample(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (m.register_forward_hook(noted(path)) for path, m in sample.named_modules() if path)
+    with hooked(hooks), torch.no_grad():
+        sample(image)
     parts = dict(sample.named_modules())
     lists = {path: True for path, m in parts.items() if path and isinstance(m, nn.ModuleList | nn.Sequential) and len(m)
              and all(f"{path}.{i}" in maps for i in range(len(m)))}  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
+
 _POSITIONS = (
     ("rotary", ("rotary", "rope", "freqs_cis", "freqs_cos", "rotate_half", "apply_rotary_emb")),
     ("alibi", ("alibi",)),
@@ -31,12 +33,10 @@ def head_left_to_the_caller(sample: nn.Module, run: Any, output: Tensor, vocab_s
         return lambda module, args: called.add(name)
 
     children = dict(sample.named_children())
-    hooks = [m.register_forward_pre_hook(noted(name)) for name, child in children.items() for m in child.modules()]
-    try:
+    with hooked(
+        [m.register_forward_pre_hook(noted(name)) for name, child in children.items() for m in child.modules()]
+    ):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name, child in children.items():
         if name in called or not any(True for _ in child.parameters()):
             continue

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.causes.tracing.lines import Kept, line_where_runs_part, tensors_of
 from veriformer.properties.causes.tracing.provenance import Crossing, line_that_crosses
 from veriformer.properties.definitions.differences import size_of, worst_difference
@@ -142,13 +143,9 @@ def _run(module: nn.Module, call: Callable[[], object]) -> list[Call]:
 
         return hook
 
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            call()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules())
+    with hooked(hooks), torch.no_grad():
+        call()
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 
 
@@ -58,11 +59,6 @@ def _given(module: Any, call: Callable[[], object]) -> dict[str, list[Tensor]]:
         return lambda _, args: found.setdefault(name, []).append(args[0].detach().clone())
 
     parts = [(name, p) for name, p in module.named_modules() if isinstance(p, nn.Conv1d) and max(p.kernel_size) > 1]
-    hooks = [part.register_forward_pre_hook(note(name)) for name, part in parts]
-    try:
-        with torch.no_grad():
-            call()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(part.register_forward_pre_hook(note(name)) for name, part in parts), torch.no_grad():
+        call()
     return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.diagnosis.attentions import AttentionWatch
 from veriformer.properties.diagnosis.caches.runs import CachedRuns
 
@@ -99,13 +100,9 @@ def _calls(runs: CachedRuns, prompt: Tensor) -> list[_Call]:
                 best = logits[0].argmax(-1).tolist()
                 calls.append(_Call(tokens[0].tolist(), best, shape[-1] - shape[-2], len(seen)))
 
-        hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-        try:
-            with torch.no_grad():
-                runs.case.ask("generate", prompt, _STEPS, True, built=built)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        hooks = (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+        with hooked(hooks), torch.no_grad():
+            runs.case.ask("generate", prompt, _STEPS, True, built=built)
     return calls
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.attentions import attentions
 from veriformer.properties.diagnosis.caches.runs import BATCH, CachedRuns
@@ -120,13 +121,8 @@ def _calls(module: nn.Module, run: Callable[[], object], length: int) -> Calls:
 
         return keep
 
-    hooks = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(part.register_forward_hook(note(name)) for name, part in module.named_modules()), torch.no_grad():
+        run()
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.diagnosis.derivatives.differentiating import Setting, Sizes, setting
 from veriformer.properties.diagnosis.derivatives.gradient_formulas import told_by_formula
@@ -54,13 +55,9 @@ def _calls(module: nn.Module, run: Callable[[], object]) -> list[Call]:
         return hook
 
     parts = [(n, p) for n, p in module.named_modules() if not isinstance(p, nn.ModuleList | nn.ModuleDict)]
-    hooks = [part.register_forward_pre_hook(note(name), with_kwargs=True) for name, part in parts]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (part.register_forward_pre_hook(note(name), with_kwargs=True) for name, part in parts)
+    with hooked(hooks), torch.no_grad():
+        run()
     return list(found.values())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.causes.asking import answer_to
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
@@ -142,13 +143,9 @@ def _calls(module: nn.Module, run: Callable[[], object]) -> list[_Called]:
 
         return hook
 
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules())
+    with hooked(hooks), torch.no_grad():
+        run()
     return [c for c in found if c.name]
 
 

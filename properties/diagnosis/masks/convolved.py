@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.definitions.differences import size_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -61,15 +62,7 @@ def _given(module: nn.Module, run: Callable[[], object]) -> _Given:
 
         return hook
 
-    hooks = [
-        part.register_forward_hook(note(name))
-        for name, part in module.named_modules()
-        if isinstance(part, _CONVOLUTIONS) and max(part.kernel_size) > 1
-    ]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    wide = {n: m for n, m in module.named_modules() if isinstance(m, _CONVOLUTIONS) and max(m.kernel_size) > 1}
+    with hooked(part.register_forward_hook(note(name)) for name, part in wide.items()), torch.no_grad():
+        run()
     return found

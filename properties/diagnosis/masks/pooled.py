@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.causes.tracing.lines import Step, Trace
 from veriformer.properties.diagnosis.masks.masked import Masked
 
@@ -34,13 +35,9 @@ def _read_out(masked: Masked, side: str) -> str | None:
         if isinstance(output, Tensor) and output.ndim == 3 and output.shape[:2] == x.shape[:2]:
             every.append(output.detach())
 
-    hooks = [part.register_forward_hook(note) for part in built.module.modules() if part is not built.module]
-    try:
-        with Trace() as trace:
-            given = masked(x, masked.padded(x, counts, side), built)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = (part.register_forward_hook(note) for part in built.module.modules() if part is not built.module)
+    with hooked(hooks), Trace() as trace:
+        given = masked(x, masked.padded(x, counts, side), built)
     picked = [(one, step.outputs[0]) for step in trace.steps for one in step.inputs if _is_picked(one, step, x.shape)]
     for states, given in [*reversed(picked), *((states, given) for states in reversed(every))]:
         if states.shape[-1] != given.shape[-1]:
@@ -269,11 +266,8 @@ def pooling_of(masked: Masked, x: Tensor, mask: Tensor) -> tuple[list[Tensor], T
     parts = [part for part in built.module.modules() if part is not built.module]
     hooks = [part.register_forward_pre_hook(before) for part in parts]
     hooks += [part.register_forward_hook(after) for part in parts]
-    try:
+    with hooked(hooks):
         masked(x, mask, built)
-    finally:
-        for hook in hooks:
-            hook.remove()
     fitting = [own for own in reversed(states) if pooled and own.shape[2] == pooled[0].shape[1]][:4]
     return (fitting, pooled[0]) if fitting else _pooled_by_hand(masked, x, mask)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.diagnosis.masks.masked import Masked
 
 
@@ -92,9 +93,6 @@ def _tensors(masked: Masked, x: Tensor, mask: Tensor) -> list[tuple[str, Tensor]
             note(f"the output of {label}", output)
 
         hooks += [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
-    try:
+    with hooked(hooks):
         masked(x, mask, built)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found

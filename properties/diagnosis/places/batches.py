@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.bench.pool import Built, duplicate
 from veriformer.properties.definitions.differences import size_of
@@ -178,12 +179,8 @@ class _Axes(TorchFunctionMode):
             told = f" in {name} ({type(part).__name__})" if name else f" in the forward of {type(part).__name__} itself"
             hooks.append(part.register_forward_pre_hook(lambda *_, told=told: self.inside.append(told)))
             hooks.append(part.register_forward_hook(lambda *_: self.inside.pop() and None, always_call=True))
-        try:
-            with self:
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with hooked(hooks), self:
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.violations import Violation
 from veriformer.properties.subject.inputs import ordinary
@@ -38,12 +39,8 @@ def written_opinion(case: Case, problem: Violation) -> str | None:
     parts = [(name, part) for name, part in built.module.named_modules() if name]
     hooks = [part.register_forward_pre_hook(before) for _, part in parts]
     hooks += [part.register_forward_hook(behind(name)) for name, part in parts]
-    try:
-        with torch.no_grad():
-            case.call(built, *(x.to(case.bench.device) for x in inputs.tensors), *inputs.extras)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), torch.no_grad():
+        case.call(built, *(x.to(case.bench.device) for x in inputs.tensors), *inputs.extras)
     if not changed:
         return None
     return f"{changed[0]} changes what it is given, in place: the stream that goes past it is changed with it"
