@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from veriformer.properties.anatomy.residual import residual_sums
-from veriformer.properties.anatomy.traced import ModuleCall, Traced
+from veriformer.properties.anatomy.traced import ModuleCall, Product, Traced
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -147,9 +148,20 @@ def are_same_tokens(one: Tensor, other: Tensor, limit: float) -> bool:
     return abs(float(a.square().sum() - b.square().sum())) <= limit * size**2 * b.numel()
 
 
-def stands_behind_norm(taken: Tensor, norms: list[NormCall], limit: float) -> bool:
-    """Whether what a linear map takes is what a norm gave, in any order of its tokens' axes."""
-    return any(are_same_tokens(norm.made, taken, limit) for norm in norms)
+def stands_behind_norm(taken: Tensor, norms: list[NormCall], maps: Iterable[Product], limit: float) -> bool:
+    """Whether what a linear map takes is what a norm gave, in any order of its tokens' axes, or another map of that."""
+    return any(are_same_tokens(norm.made, x, limit) for x in taken_before(taken, maps, limit) for norm in norms)
+
+
+def taken_before(taken: Tensor, maps: Iterable[Product], limit: float) -> list[Tensor]:
+    """Return what a linear map takes, and what the map before took where that gave it: two are one of low rank.
+
+    Args:
+        taken: `[..., D]`.
+        maps: products of the forward.
+        limit: relative, on what counts as the same.
+    """
+    return [taken, *(p.left for p in maps if are_same_tokens(p.output, taken, limit))]
 
 
 def ends_of(seen: Traced, width: int) -> tuple[Tensor, Tensor, str] | None:

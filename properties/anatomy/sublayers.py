@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.feed_forward import between_linear_maps, map_behind
-from veriformer.properties.anatomy.norms import ends_of, kind_between, norm_calls
+from veriformer.properties.anatomy.norms import ends_of, kind_between, norm_calls, taken_before
 from veriformer.properties.anatomy.residual import is_added, residual_sums, turned_rows
 from veriformer.properties.anatomy.sources import Head, same_tokens
 from veriformer.properties.anatomy.traced import Product, Traced
@@ -243,12 +243,13 @@ def unlike_keys_and_values(seen: Traced) -> list[str]:
 
     def makers(heads: list[Head | None]) -> list[Tensor]:
         found = (map_behind(products, seen, h.when) for h in heads if h is not None)
-        return [p.left for p in found if p is not None]
+        return next((taken_before(p.left, seen.products, seen.limit) for p in found if p is not None), [])
 
     odd = []
     for attention in followed(seen):
         keys, values = makers(attention.key_from), makers(attention.value_from)
-        if keys and values and not same_tokens(keys[0], values[0], seen.batch, seen.limit):
+        alike = (same_tokens(k, v, seen.batch, seen.limit) for k in keys for v in values)
+        if keys and values and not any(alike):
             odd.append(attention.place)
     return odd
 

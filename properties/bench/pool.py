@@ -32,8 +32,8 @@ LARGE = 5_000_000
 
 _COPIES = 4  # in float64, for which there must be room if several are to be kept
 
-_REFUSALS = (ValueError, AssertionError, NotImplementedError)
-"""What a constructor raises that says no to its arguments; all else is a mistake in it."""
+REFUSALS = (ValueError, AssertionError, NotImplementedError)
+"""What is raised that says no to its arguments; all else is a mistake in it."""
 
 WEIGHT_SEED = 20170612  # any fixed number: weights need to be generic, not different each run
 
@@ -141,7 +141,7 @@ class ModelPool:
                 if not is_its_own(problem):
                     raise
                 smallest = (self.configs[0], self.reaching[LONG])
-                refuses = isinstance(problem, _REFUSALS) and config not in smallest
+                refuses = isinstance(problem, REFUSALS) and config not in smallest
                 raise (SizesRefusedError if refuses else SubjectError)(
                     f"build raised {told(problem)} (for {config}); limit the sizes with domain= or mend build"
                 ) from problem

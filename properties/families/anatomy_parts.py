@@ -312,7 +312,7 @@ def _raw(seen: Traced, length: int) -> list[tuple[str, dict[str, bool]]]:
         for word, sources in (("queries", a.query_from), ("keys", a.key_from), ("values", a.value_from)):
             makers = [products[s.when].left for s in sources if s is not None and s.when in products]
             if makers:
-                parts[word] = all(stands_behind_norm(x, norms, seen.limit) for x in makers)
+                parts[word] = all(stands_behind_norm(x, norms, products.values(), seen.limit) for x in makers)
         if any(parts.values()):
             found.append((a.place, parts))
     return found

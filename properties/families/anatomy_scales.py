@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veriformer.properties.anatomy.attention import Attention, followed
 from veriformer.properties.anatomy.flow import Flow, of_other_sizes
+from veriformer.properties.anatomy.sources import Head
 from veriformer.properties.anatomy.traced import Traced
 from veriformer.properties.engine.case import Case
 from veriformer.properties.subject.facts import attention_scale
@@ -216,19 +217,20 @@ def folded_scales(seen: Traced, module: nn.Module) -> Tensor:
     for attention in followed(seen):
         for scale, *sources in zip(attention.scale, attention.query_from, attention.key_from, strict=True):
             if scale is not None:
-                found.append(math.prod(_folded(seen, s.when, known) for s in sources if s is not None))
+                found.append(math.prod(_folded(seen, s, known) for s in sources if s is not None))
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _folded(seen: Traced, when: int, known: Mapping[str, Tensor]) -> float:
-    """Return by what the matrix of a product is a multiple of a parameter; 1 where it is one itself, or of none."""
-    product = next((p for p in reversed(seen.products) if p.when in (when, when - 1, when - 2)), None)
-    if product is None or product.right.ndim != 2:
+def _folded(seen: Traced, head: Head, known: Mapping[str, Tensor]) -> float:
+    """Return by what a head's columns of a map are a multiple of a parameter's; 1 where they are these, or of none."""
+    product = next((p for p in reversed(seen.products) if 0 <= head.when - p.when <= 2), None)
+    if product is None or product.right.ndim != 2 or head.channels[-1] >= product.right.shape[1]:
         return 1.0
-    used = product.right.detach().cpu().double()
+    columns = list(head.channels)
+    used = product.right[:, columns].detach().cpu().double()
     for parameter in known.values():
-        for own in (parameter, parameter.T):
-            if own.shape == used.shape and bool(own.any()):
+        for whole in (parameter, parameter.T):
+            if whole.shape == product.right.shape and bool((own := whole[:, columns]).any()):
                 factor = float((own * used).sum() / own.square().sum())
                 if float((used - factor * own).abs().amax()) <= 1e-5 * float(used.abs().amax()):
                     return factor if abs(factor - 1) > NEAR else 1.0

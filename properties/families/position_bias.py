@@ -36,9 +36,12 @@ def _bias(case: Case, query_len: int, key_len: int) -> Tensor:
 )
 def the_bias_sees_distance_alone(case: Case) -> None:
     """Differences along a row are compared between rows: a constant a row, which softmax cancels, does not count.
-    Query and key lengths differ. Of two lengths of queries and keys alike the shorter has the biases of the longer.
+    Query and key lengths differ, but for a bias that is made for equal ones. Of two lengths of queries and keys alike
+    the shorter has the biases of the longer.
     """
     queries, keys = case.integer("T", 2, 9), case.integer("S", 3, 12)
+    if case.subject.fact("equal_lengths"):
+        queries = keys
     built = case.built()
     bias = case.call(built, queries, keys).detach().cpu()
     steps = bias.double()[..., 1:] - bias.double()[..., :-1]

@@ -22,7 +22,7 @@ from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan, plan_of
 from veriformer.properties.judging import outcomes
-from veriformer.properties.judging.preflight import Preflight, preflight
+from veriformer.properties.judging.preflight import Preflight, lengths_are_equal, preflight
 from veriformer.properties.judging.questions import MOST_QUESTIONS, SILENCING, answered_by, suggested, with_questions
 from veriformer.properties.judging.walked import never_walked
 from veriformer.properties.power.faults import power
@@ -55,6 +55,7 @@ class Judge:
         self._twin = twin
         self._bench: Workbench | None = None
         self._preflight: Preflight | None = None
+        self._narrowed: tuple[str, ...] = ()
         self._seen = Seen()
         self._verified: set[str] = set()
         self._suggested: dict[str, Any] = {}
@@ -154,7 +155,7 @@ class Judge:
     @property
     def probed(self) -> list[str]:
         """What was found out rather than declared, one sentence each; before the first property only by its maker."""
-        return [*self.subject.notes, *self._seen.notes]
+        return [*self.subject.notes, *self._narrowed, *self._seen.notes]
 
     @property
     def verified(self) -> set[str]:
@@ -310,6 +311,9 @@ class Judge:
             self._bench.subject = callable_subject(self.subject, self._bench.pool)
             if takes_padding_alone(self._bench):
                 self._bench.subject = replace(self._bench.subject, mask_forms=("padding",))
+            if note := lengths_are_equal(self._bench):
+                self._narrowed = (note,)
+                self._bench.subject = self._bench.subject.with_facts(equal_lengths=True)
 
     def _workbench(self) -> Workbench:
         theirs = self._twin._bench if self._twin else None

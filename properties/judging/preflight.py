@@ -8,12 +8,14 @@ import torch
 
 from veriformer.properties.bench.guards import SubjectError, SubjectTimeoutError, last_frames
 from veriformer.properties.bench.measured import given_dtype
+from veriformer.properties.bench.pool import REFUSALS
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.unsteady import reads_memory
 from veriformer.properties.subject.inputs import Inputs, has_ordinary_inputs, ordinary
 from veriformer.properties.subject.kinds import SEQUENCE_KINDS
+from veriformer.properties.subject.raised import told
 
 _LONGER = (8, 16, 32, 64)
 """Lengths tried where ordinary sequences of five raise; below one that works the shortest is looked for."""
@@ -116,3 +118,23 @@ def _insist_on_shape(output: torch.Tensor, inputs: Inputs, kind: str) -> None:
         )
     if not (output.is_floating_point() or output.is_complex()):
         raise SubjectError(f"forward returned {output.dtype} where floating point numbers are required")
+
+
+def lengths_are_equal(bench: Workbench) -> str:
+    """Say that a relative bias refuses other numbers of keys than of queries; empty where it takes them, or breaks."""
+    if bench.subject.kind != "position_bias" or bench.subject.fact("equal_lengths") is not None:
+        return ""
+    built = bench.pool.get(bench.configs[0], torch.float32)
+    try:
+        bench.forward(built, 4, 6)
+    except SubjectError as problem:
+        refusal = problem.__cause__
+        if not isinstance(refusal, REFUSALS):
+            return ""
+    else:
+        return ""
+    try:
+        bench.forward(built, 5, 5)
+    except SubjectError:
+        return ""
+    return f"equal_lengths = True: it raises {told(refusal)} where queries and keys differ in number; declare it"

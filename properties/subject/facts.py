@@ -146,6 +146,7 @@ FACTS: Mapping[str, Fact] = {
             "ALiBi's of heads that are no power of two: of two powers (the authors' code, default), or 2^(-8i/h)",
         ),
         _flag("bidirectional", "a relative bias tells the past from the future"),
+        _flag("equal_lengths", "a relative bias is made for as many queries as keys alone"),
         _size("num_buckets", "number of T5 buckets"),
         _size("max_distance", "distance from which T5 buckets saturate"),
         _count("padding_idx", "token id whose embedding stays zero and is not trained"),

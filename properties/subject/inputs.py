@@ -97,7 +97,8 @@ def _rotary(subject: Subject, config: DrawnConfig, generator: torch.Generator, d
 
 
 def _bias(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    return Inputs([], (_T, _S), (None, _T, _S))
+    keys = _T if subject.fact("equal_lengths") else _S
+    return Inputs([], (_T, keys), (None, _T, keys))
 
 
 def _loss(subject: Subject, config: DrawnConfig, generator: torch.Generator, dtype: torch.dtype) -> Inputs:

@@ -269,3 +269,44 @@ def normed_head() -> Subject:
 
     facts = {"norm": "layer", "norm_placement": "pre", "final_norm": True}
     return Subject(kind="encoder", build=build, forward=subject.forward, declares={**subject.declares, **facts})
+
+
+@trap("anatomy-low-rank", "Keys and values are made of a latent of low rank, which is not normalised", "DeepSeek-V2")
+def latent_keys() -> Subject:
+    class Latent(Attention):
+        def __init__(self, c: DrawnConfig, causal: bool) -> None:
+            super().__init__(c, causal=causal)
+            rank = max(2, c.d_model // 2)
+            self.k = nn.Sequential(nn.Linear(c.d_model, rank, bias=False), nn.Linear(rank, c.d_model))
+            self.v = nn.Sequential(nn.Linear(c.d_model, rank), nn.Linear(rank, c.d_model))
+
+    return decoder(
+        lambda c: PreNorm(c, Latent(c, causal=True)), padding_side="both", norm="layer", norm_placement="pre"
+    )
+
+
+@trap(
+    "anatomy-fused-folded",
+    "The scale is folded into the queries' columns of a fused map, and of its bias",
+    "ONNX Runtime",
+)
+def scale_in_columns() -> Subject:
+    class Fused(Attention):
+        def __init__(self, c: DrawnConfig, causal: bool) -> None:
+            super().__init__(c, causal=causal)
+            self.packed, self.shift = (
+                nn.Parameter(torch.randn(c.d_model, 3 * c.d_model)),
+                nn.Parameter(torch.randn(3 * c.d_model)),
+            )
+            del self.q, self.k, self.v
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            width = x.shape[-1]
+            columns = torch.ones(3 * width, dtype=x.dtype)
+            columns[:width] = self.width**-0.5
+            made = x @ (self.packed * columns) + self.shift * columns
+            q, k, v = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in made.split(width, -1))
+            weights = hidden(q @ k.mT, mask, self.causal).softmax(-1)
+            return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+    return decoder(lambda c: PreNorm(c, Fused(c, causal=True)), padding_side="both")

@@ -167,3 +167,18 @@ def four_channels() -> Subject:
         kind="rotary", build=lambda c: Partial(), forward=lambda m, x, positions: m(x, positions),
         declares={"rotary_dim": 4, "layout": "halves", "base": 1e4},
     )  # fmt: skip
+
+
+@trap("alibi-whole-sequences", "A bias is made for as many queries as keys, and others are refused", "llama.cpp")
+def whole_sequences() -> Subject:
+    class Bias(nn.Module):
+        def __init__(self, heads: int) -> None:
+            super().__init__()
+            self.register_buffer("slopes", torch.tensor(alibi_slopes(heads)))
+
+        def forward(self, queries: int, keys: int) -> Tensor:
+            assert queries == keys, "the table is square"
+            at = torch.arange(keys)
+            return -self.slopes[:, None, None] * (at[:, None] - at).abs()  # type: ignore[no-any-return,operator,index]
+
+    return Subject(kind="position_bias", build=lambda c: Bias(c.num_heads), declares={"positions": "alibi"})
