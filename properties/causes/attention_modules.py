@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.influence_maps import causal_region
 from veriformer.properties.definitions.attention import multi_head_oracle
 from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
@@ -58,8 +59,9 @@ def module_cause(
             return f"{told} (declare attention_scale if that is meant)"
     if config.num_heads > 1 and parts["k"].shape == parts["q"].shape and explains(num_heads=1, scale=scale):
         return "the output equals attention with one head"
-    if allow is not None and x is memory and (parts_told := _parts_of_queries(explains, allow)):
-        return parts_told
+    region = allow if x is memory else None
+    if region is not None and (shape := _parts_of_queries(explains, region) or _window(explains, region)):
+        return shape
     for name, whose in (("q_bias", "queries"), ("k_bias", "keys"), ("v_bias", "values")):
         for factor, words in ((1 / scale, "is not scaled with them"), (scale, "is scaled twice"), (0.0, "is left out")):
             if name in parts and bool(parts[name].any()) and explains({**parts, name: factor * parts[name]}):
@@ -69,9 +71,25 @@ def module_cause(
     return _convention(case, built, got, x, memory)
 
 
+_SINKS = 4
+"""So many keys of the beginning are known to be kept beside a window."""
+
 _OTHERS = {
     "k_bias": "the keys' bias", "q_bias": "the queries' bias", "k": "the keys' weights", "q": "the queries' weights",
 }  # fmt: skip
+
+
+def _window(explains: Callable[..., bool], allow: Tensor) -> str | None:
+    """Say that a causal attention sees a window, with or without the first keys beside it, where none is declared."""
+    length = len(allow)
+    for sinks in range(_SINKS + 1):
+        for window in range(1, length - sinks):
+            region = causal_region(length, window, None, sinks)
+            if not torch.equal(region, allow.cpu()) and explains(allow=region):
+                beside = f" and the first {sinks} keys" if sinks else ""
+                more = f" and declare sink_tokens={sinks}" if sinks else ""
+                return f"a query sees {window} keys up to its own{beside}: if by design declare window={window}{more}"
+    return None
 
 
 def _parts_of_queries(explains: Callable[..., bool], allow: Tensor) -> str | None:

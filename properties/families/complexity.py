@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
@@ -58,7 +58,7 @@ def num_operations(run: Callable[[], object]) -> Tensor:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal total
-            formula = flop_registry.get(func.overloadpacket)
+            formula = flop_counter.flop_registry.get(func.overloadpacket)
             if formula is None:
                 with self:
                     output = func.decompose(*args, **(kwargs or {}))

@@ -273,9 +273,11 @@ class Judge:
                 self._judged_with(prop, {fact: value, k: v}).outcome == PASS for k, v in more.items()
             ):
                 return answered_by(result, **{fact: value})  # the other is asked for once this one is answered
-        together = {k: v for k, v in own.items() if self.subject.fact(k) is None}
-        if len(together) > 1 and self._judged_with(prop, together).outcome == PASS:
-            return answered_by(result, **together)
+        others = {k: v for k, v in suggestions.items() if k not in SILENCING}
+        for together in (own, others):
+            unknown = {k: v for k, v in together.items() if self.subject.fact(k) is None}
+            if len(unknown) > 1 and self._judged_with(prop, unknown).outcome == PASS:
+                return answered_by(result, **unknown)
         return result
 
     def _judged_with(self, prop: Property, facts: Mapping[str, Any]) -> Result:
