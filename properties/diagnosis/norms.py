@@ -29,8 +29,18 @@ def wrong_widths(case: Case, problem: Violation | None = None) -> str | None:
         case: of the violation.
         problem: the violation; what is measured does not depend on it.
     """
+    return _wrong_widths(case)[0]
+
+
+def weighed_otherwise(case: Case) -> str | None:
+    """Say the same where it is seen with which weights the channels enter the statistics there."""
+    told, is_explained = _wrong_widths(case)
+    return told if is_explained else None
+
+
+def _wrong_widths(case: Case) -> tuple[str | None, bool]:
     if case.subject.build is None or case.subject.fact("norm") in ("none", "other"):
-        return None
+        return None, False
     with off_the_record(case):
         wrong, tried = [], list[int]()
         for width in range(2, _WIDEST):
@@ -43,10 +53,10 @@ def wrong_widths(case: Case, problem: Violation | None = None) -> str | None:
             if not float((y - right).abs().max()) <= (_LIMIT if y.dtype == torch.float64 else 1e-2):
                 wrong.append(width)
         if not wrong or len(wrong) == len(tried) or tried != list(range(tried[0], tried[-1] + 1)):
-            return None
+            return None, False
         told = f"the norm is wrong at the widths {which(wrong, tried)}, else right"
-        weighed = _weighed(case, next((n for n in wrong if n >= 12), wrong[-1]))
-    return f"{told}; {weighed}" if weighed else told
+        weighed = _weighed(case, next((n for n in wrong if n >= 12), wrong[-1]), wrong)
+    return (f"{told}; {weighed}", True) if weighed else (told, False)
 
 
 def lanes_cause(case: Case) -> str | None:
@@ -126,7 +136,7 @@ def _called(case: Case, width: int, tokens: int) -> tuple[Tensor, Tensor, bool]:
         return x.double(), case.call(built, x).detach().double(), is_centred(case, built)
 
 
-def _weighed(case: Case, width: int) -> str | None:
+def _weighed(case: Case, width: int, wrong: list[int]) -> str | None:
     """Read off the weight of each channel in the mean and in the variance: an output is (x - m) / s."""
     inputs, outputs, centred = _called(case, width, 4 * width)
     x, y = inputs[0], outputs[0]
@@ -146,11 +156,11 @@ def _weighed(case: Case, width: int) -> str | None:
         if float((of @ weights - given).abs().max()) > 1e-6 * float(given.abs().max()):
             continue
         if float((weights - 1 / width).abs().max()) > 1e-6:
-            told.append(f"in the {name} {_runs(weights)}")
+            told.append(f"in the {name} {_runs(weights, wrong)}")
     return f"at width {width}, where each should enter by 1/{width}, {', and '.join(told)}" if told else None
 
 
-def _runs(weights: Tensor) -> str:
+def _runs(weights: Tensor, wrong: list[int]) -> str:
     starts = [0, *(d for d in range(1, len(weights)) if abs(float(weights[d] - weights[d - 1])) > 1e-6)]
     if len(starts) > 4:
         return "the channels enter by weights of their own"
@@ -162,7 +172,8 @@ def _runs(weights: Tensor) -> str:
     if len(starts) == 2:
         start, rest = starts[1], len(weights) - starts[1]
         tile = float(weights[start:].sum() / weights[0])
-        if abs(tile - round(tile)) < 1e-4 and rest < round(tile) and not start % round(tile):
+        is_tile = abs(tile - round(tile)) < 1e-4 and all(n > round(tile) for n in wrong)
+        if is_tile and rest < round(tile) and not start % round(tile):
             told += (
                 f" (the last {rest} together as much as {round(tile)}: an incomplete tile is counted as a whole one)"
             )

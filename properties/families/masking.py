@@ -133,12 +133,28 @@ def _any_may_stand_in(case: Case, drawn: Tensor, ordinary: Tensor, specials: lis
         got=f"never {shown} among {len(drawn)} replacements",
         expected="each of them, as often as any other",
         cause=lambda: (
-            f"the last {len(missing)} ids are never drawn"
-            + (f", and special ones ({', '.join(map(str, of_special))}) are" if of_special else "")
-            + ": a number is drawn below the count of ordinary ids and taken for an id itself"
-            if missing == last
-            else None
+            _few_words(drawn, len(ordinary))
+            or (
+                f"the last {len(missing)} ids are never drawn"
+                + (f", and special ones ({', '.join(map(str, of_special))}) are" if of_special else "")
+                + ": a number is drawn below the count of ordinary ids and taken for an id itself"
+                if missing == last
+                else None
+            )
         ),
+    )
+
+
+def _few_words(drawn: Tensor, ordinary: int) -> str | None:
+    """Say that what should be any word is nearly always the same one, or one of a few side by side."""
+    words, counts = drawn.unique(return_counts=True)
+    if 2 * len(words) > ordinary:
+        return None
+    often = ", ".join(map(str, words[counts.argsort(descending=True)][:5].tolist()))
+    which = f"the ids {often} alone are" if len(words) > 1 else f"the id {often} alone is"
+    return (
+        f"{which} drawn, of {ordinary}: what they are drawn from has but a part of its range (a draw "
+        "that was decided by already, say)"
     )
 
 

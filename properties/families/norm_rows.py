@@ -14,7 +14,7 @@ from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of
 from veriformer.properties.definitions.rounding import epsilon, rounding_bound
 from veriformer.properties.diagnosis.lengths import wrong_lengths
-from veriformer.properties.diagnosis.norms import divisor_cause, lanes_cause
+from veriformer.properties.diagnosis.norms import divisor_cause, lanes_cause, weighed_otherwise
 from veriformer.properties.engine.case import Case
 from veriformer.properties.probes.norms import NormModel, read_off
 
@@ -185,6 +185,7 @@ def _cause(case: Case, dtype: torch.dtype, centred: bool, right: int, wrong: int
         told = (
             lanes_cause(case)
             or divisor_cause(case)
+            or weighed_otherwise(case)
             or wrong_lengths(lambda width: bool(wrong_tokens(width)), right, wrong, "channels")
         )
     if not bad or len(bad) > 3:

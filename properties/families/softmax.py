@@ -14,7 +14,12 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_part
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.softmax_axes import permuted_axes, softmaxed
-from veriformer.properties.families.softmax_fillers import filled_cause, other_maximum_cause, streamed_rows_cause
+from veriformer.properties.families.softmax_fillers import (
+    filled_cause,
+    maximum_of_zero,
+    other_maximum_cause,
+    streamed_rows_cause,
+)
 from veriformer.properties.families.softmax_rows import one_maximum_for_all
 from veriformer.properties.families.softmax_sinks import sinks_are_one_number
 from veriformer.properties.subject.inputs import ordinary
@@ -124,6 +129,7 @@ def a_common_shift_cancels(case: Case) -> None:
         f"adding {shift} to all scores changes the weights",
         bound=log_sum_exp_bound(scores + shift, built.dtype) + log_sum_exp_bound(scores, built.dtype),
         constants_allowed=True,
+        cause=lambda: maximum_of_zero(case, built),
     )
     if shift and bool((scores != scores[:, :1]).any()):
         case.witness()
@@ -154,13 +160,13 @@ def extreme_scores_stay_finite(case: Case) -> None:
     scores[4, 0], scores[5, 0] = large * 0.5, -large * 0.5
     got = softmaxed(case, built, scores)
     told = "extreme scores give NaN or infinity: the maximum is not subtracted"
-    case.finite(got, told, cause=lambda: one_maximum_for_all(case, built))
+    case.finite(got, told, cause=lambda: one_maximum_for_all(case, built) or maximum_of_zero(case, built))
     case.close(
         got,
         softmax_oracle(scores).to(got.device),
         "extreme scores give other weights than in float64",
         bound=log_sum_exp_bound(scores, built.dtype),
-        cause=lambda: one_maximum_for_all(case, built) or _slip(case, built),
+        cause=lambda: one_maximum_for_all(case, built) or maximum_of_zero(case, built) or _slip(case, built),
     )
     case.witness()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from veriformer.properties.bench.pool import Built
@@ -102,6 +104,32 @@ def streamed_rows_cause(case: Case, built: Built) -> str | None:
             if found and len(left) == 1:
                 break
     return f"blocks of {left[0][0]} scores: {left[0][1]}" if left else None
+
+
+def maximum_of_zero(case: Case, built: Built) -> str | None:
+    """Say that what is subtracted is never below 0: right for rows with a positive score, and not for others.
+
+    Args:
+        case: of a softmax that common shifts change.
+        built: its function.
+    """
+    if case.subject.kind != "softmax":
+        return None
+    with off_the_record(case):
+        far = 2.0 * math.log(float(torch.finfo(built.dtype).max))
+        row = torch.tensor([[0.0, -1.0, 0.5, -2.0]], dtype=torch.float64)
+        for offset, is_right in ((far, True), (-far, False)):
+            scores = (row + offset).to(case.bench.device, built.dtype)
+            given = (scores, -1) if case.subject.accepts("dim") else (scores,)
+            got = case.call(built, *given).detach()
+            right, raised = scores.double().softmax(-1), (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()
+            guess = right.to(got) if is_right else raised / raised.sum(-1, keepdim=True)
+            if not torch.allclose(got, guess, rtol=0.05, atol=0.02, equal_nan=True):
+                return None
+    return (
+        "rows of scores that are all negative are not shifted by their maximum, rows with a positive one are: the "
+        "maximum begins at 0, or at the smallest positive number, not at -inf (or a 0 stands in among the scores)"
+    )
 
 
 def other_maximum_cause(case: Case, built: Built) -> str | None:

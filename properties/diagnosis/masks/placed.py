@@ -9,6 +9,9 @@ from veriformer.properties.diagnosis.attentions import Attended, attentions, mod
 from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.engine.stream import Stream
 
+_SCANNED = 24
+"""Lengths up to it are tried one by one: three times a usual block."""
+
 _LEAST = 1e-9  # a weight below is that of a hidden key
 
 
@@ -104,7 +107,25 @@ def ones_cause(stream: Stream) -> str | None:
                 return (_hidden_tokens(a, b, more) if masked.case.subject.kind == "classifier" else None) or told
             if told := _parted(a, b, number, len(plain), x.shape[1]):
                 return told
-    return _left_out(masked, x, ones)
+    return _left_out(masked, x, ones) or _filled_up(masked)
+
+
+def _filled_up(masked: Masked) -> str | None:
+    """Say to multiples of what sequences are filled up, where a mask of ones changes nothing at these lengths alone."""
+    lengths = range(2, 1 + int(min(masked.case.subject.fact("max_len", 64), masked.built.config.max_len, _SCANNED)))
+    same = []
+    for length in lengths:
+        x = masked.stream.draw(1, length)
+        ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if not bool(masked.moved(masked(x, ones), masked(x)).any()):
+            same.append(length)
+    size = next((n for n in range(2, len(lengths)) if same == [m for m in lengths if m % n == 0]), None)
+    if size is None or len(same) < 2:
+        return None
+    return (
+        f"at lengths that are multiples of {size} a mask of ones changes nothing, at all others it does: sequences are "
+        f"filled up to a multiple of {size}, and without a mask what is filled in is attended to"
+    )
 
 
 def _few(places: list[int]) -> str:

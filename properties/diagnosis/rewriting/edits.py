@@ -111,6 +111,7 @@ class _Edits:
 
     def __init__(self, source: Source, kinds: Mapping[str, tuple[Any, ...]]) -> None:
         self.source, self.kinds = source, kinds
+        self.wholes: dict[str, set[str]] = {}
         self.statement: ast.stmt | None = None
 
     def put(self, node: ast.AST, new: str, rank: int) -> Edit:
@@ -246,7 +247,8 @@ class _Edits:
         kind = self.kinds[name]
         if kind == (type(None),) or name == "self":
             return
-        others = [other for other, its in self.kinds.items() if other != name and its == kind]
+        wholes = self.wholes.get(name, ())
+        others = [o for o, its in self.kinds.items() if o != name and its == kind and o not in wholes]
         yield from (self.put(node, other, SLIP) for other in others[:_MOST_NAMES])
 
     def exchanged(self, node: ast.AST, a: ast.expr, b: ast.expr) -> Edit:
@@ -284,7 +286,8 @@ def edits_of(
 ) -> Iterator[Edit]:
     """Yield the changes of a function, of what stands on certain lines, in the order of its statements.
 
-    What leaves a variable without any use is none of them: it takes out what was meant to be there.
+    What leaves a variable without any use is none of them, nor what takes the whole in the place of one of its parts
+    in a loop over these: it takes out what was meant to be there.
 
     Args:
         source: of the file.
@@ -293,11 +296,38 @@ def edits_of(
         kinds: what its names stand for.
     """
     used = _used(source.raw[slice(*source.span(function))], function.col_offset)
-    for edit in _edits(_Edits(source, kinds), function, lines):
+    every = _Edits(source, kinds)
+    every.wholes = _wholes(function)
+    for edit in _edits(every, function, lines):
         start, stop = source.span(function)
         text = source.raw[start : edit.start] + edit.new.encode() + source.raw[edit.stop : stop]
         if used <= _used(text, function.col_offset) and not _idle(edit.mended) - _idle(edit.shown):
             yield edit
+
+
+def _wholes(function: ast.AST) -> dict[str, set[str]]:
+    """Return what each variable of a loop is a part of: the names in what is looped over, and in what made that."""
+    made: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in _stored(node):
+                made.setdefault(target, set()).update(_loaded(node.value))
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.For | ast.comprehension):
+            over = _loaded(node.iter)
+            over |= {name for one in over for name in made.get(one, ())}
+            for target in _stored(node.target):
+                found.setdefault(target, set()).update(over)
+    return found
+
+
+def _stored(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def _idle(text: str) -> set[str]:
