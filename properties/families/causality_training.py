@@ -65,9 +65,7 @@ def noise_cannot_be_predicted(case: Case) -> None:
 
 
 def losses_after_training(call: Caller, module: nn.Module, batches: Tensor, fresh: Tensor) -> Tensor:
-    """Train on one batch after another by Adam, and return the loss of every token of a fresh one, float64.
-
-    `torch.optim.Adam` takes the same steps; it imports torch's compiler first, for a second.
+    """Train on one batch after another, and return the loss of every token of a fresh one, float64.
 
     Args:
         call: gives logits `[B, T, V]` for tokens.
@@ -75,20 +73,15 @@ def losses_after_training(call: Caller, module: nn.Module, batches: Tensor, fres
         batches: `[N, B, T]`.
         fresh: `[B, T]`.
     """
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    optimiser = torch.optim.Adam(module.parameters(), lr=1e-2)
 
     def losses(tokens: Tensor) -> Tensor:
         logits = call(tokens)[:, :-1]
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
 
-    for n, tokens in enumerate(batches, 1):
-        gradients = torch.autograd.grad(losses(tokens).mean(), weights, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            for weight, gradient, (mean, square) in zip(weights, gradients, moments, strict=True):
-                mean.mul_(0.9).add_(gradient, alpha=0.1)
-                square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-                size = (square / (1 - 0.999**n)).sqrt().add_(1e-8)
-                weight.addcdiv_(mean, size, value=-1e-2 / (1 - 0.9**n))
+    for tokens in batches:
+        optimiser.zero_grad()
+        losses(tokens).mean().backward()
+        optimiser.step()
     with torch.no_grad():
         return losses(fresh).double()

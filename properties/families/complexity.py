@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
@@ -44,33 +45,24 @@ def _call(case: Case, built: Built, batch: int, length: int) -> Caller:
     return case.caller(built, *stream.inputs(stream.draw(batch, length)))
 
 
-def num_operations(run: Callable[[], object]) -> Tensor:
-    """Return the FLOPs of all matrix products of a call, by torch's own formulas.
+@functools.cache
+def make_ready() -> None:
+    """Count some products once: on its first product, norm and kernel torch's counter imports much of torch.
 
-    `torch.utils.flop_counter.FlopCounterMode` counts the same and imports torch's compiler first, for a second.
+    That takes seconds, and many of them on a busy machine: they are not the subject's.
     """
-    total = 0
+    x = torch.zeros(1, 2, 4)
+    with FlopCounterMode(display=False), sdpa_kernel(SDPBackend.MATH):
+        y = functional.gelu(functional.layer_norm(x @ x.mT @ x, (4,)))
+        functional.scaled_dot_product_attention(y, functional.linear(x, torch.zeros(4, 4)), x).softmax(-1)
 
-    class Counter(TorchDispatchMode):
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal total
-            formula = flop_counter.flop_registry.get(func.overloadpacket)
-            if formula is None:
-                with self:
-                    output = func.decompose(*args, **(kwargs or {}))
-                if output is not NotImplemented:  # it was made of others, in inference mode say
-                    return output
-            output = func(*args, **(kwargs or {}))
-            total += formula(*args, **(kwargs or {}), out_val=output) if formula else 0
-            return output
-
-    with Counter(), sdpa_kernel(SDPBackend.MATH):  # a fused kernel is not counted
+def num_operations(run: Callable[[], object]) -> Tensor:
+    """Return the FLOPs of all matrix products of a call."""
+    make_ready()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # a fused kernel is not counted
         run()
-    return torch.tensor(total, dtype=torch.float64)
+    return torch.tensor(counter.get_total_flops(), dtype=torch.float64)
 
 
 @holds(

@@ -64,10 +64,9 @@ class Judge:
     def judge(self, prop: Property) -> Result:
         """Return the outcome of one property. Never raises for anything the subject does; Ctrl-C passes through."""
         started = perf_counter()
-        if self.subject.kind not in prop.kinds:  # before anything is put aside for calls of the subject
-            result = outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
-            self._outcomes[prop.id] = result.outcome
-            return result
+        if left := self._of_another_kind(prop):  # before anything is put aside for calls of the subject
+            self._outcomes[prop.id] = left.outcome
+            return left
         with isolated(self.subject.module):
             result = self._judge(prop) if not self.device_is_lost else outcomes.device_lost(prop)
             if self.device_is_lost and result.outcome != NOT_APPLICABLE:
@@ -167,10 +166,15 @@ class Judge:
         with isolated(self.subject.module):
             return self._left(prop) is None
 
+    def _of_another_kind(self, prop: Property) -> Result | None:
+        if self.subject.kind in prop.kinds:
+            return None
+        return outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
+
     def _left(self, prop: Property) -> Result | None:
         """Return the result of a property that is not judged, since it does not apply; None where it is."""
-        if self.subject.kind not in prop.kinds:
-            return outcomes.does_not_apply(prop, prop.why_not(self.subject) or "")
+        if left := self._of_another_kind(prop):
+            return left
         if prop.costly and self.settings.profile != "thorough" and prop.id not in self.settings.named:
             return outcomes.costly(prop)
         try:

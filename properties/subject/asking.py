@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LENIENT = frozenset({"batch_coupled", "quantised", "shared_layers", "sink_tokens", "max_len", "min_length"})
+LENIENT = frozenset(
+    {"batch_coupled", "quantised", "shared_layers", "sink_tokens", "max_len", "min_length", "equal_lengths"}
+)
 """Facts that only take claims back: where they are asked for, nothing is held against them."""
 
 _listening: list[set[str]] = []

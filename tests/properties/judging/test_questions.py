@@ -162,3 +162,32 @@ def test_a_forward_without_gradients_for_its_input_alone_is_noticed() -> None:
     outcomes = {r.id: r.outcome for r in report.results}
     assert outcomes["parameters.all-used"] == "PASS"
     assert outcomes["residual.jacobian"] == OPEN
+
+
+def bias(refusal: type[Exception]) -> Any:
+    def forward(_: Any, queries: int, keys: int) -> Tensor:
+        if queries != keys:
+            raise refusal("it is square")
+        at = torch.arange(keys)
+        return -torch.tensor([2.0**-4, 2.0**-8])[:, None, None] * (at[:, None] - at).abs()
+
+    return forward
+
+
+def test_a_bias_that_refuses_other_lengths_is_judged_on_equal_ones_and_says_so() -> None:
+    facts = {"positions": "alibi"}
+    (found,) = check(Subject(kind="position_bias", forward=bias(ValueError), declares=facts), profile="quick").subjects
+    assert [note for note in found.probed if note.startswith("equal_lengths = True")]
+    declares = {**facts, "equal_lengths": True}
+    (said,) = check(
+        Subject(kind="position_bias", forward=bias(ValueError), declares=declares), profile="quick"
+    ).subjects
+    assert "equal_lengths" in said.believed
+    for part in (found, said):
+        assert not [r.id for r in part.results if r.outcome in ("ERROR", FAIL, OPEN)]
+
+
+def test_a_bias_that_breaks_at_other_lengths_is_an_error() -> None:
+    subject = Subject(kind="position_bias", forward=bias(RuntimeError), declares={"positions": "alibi"})
+    (part,) = check(subject, profile="quick").subjects
+    assert "ERROR" in {r.outcome for r in part.results}
