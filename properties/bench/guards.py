@@ -19,7 +19,7 @@ from torch import Tensor
 
 from veriformer.properties.adapters.shadows import shadow
 from veriformer.properties.bench.isolation import kept_flags
-from veriformer.properties.results.clocks import PULSE, counted
+from veriformer.properties.results.clocks import OURS, PULSE, counted
 from veriformer.properties.subject.raised import printable, told
 
 if sys.platform != "win32":
@@ -57,6 +57,8 @@ class WrongOutputError(SubjectError):
 class SubjectTimeoutError(BaseException):
     """One call of the subject took longer than the limit. A BaseException, so that no search catches it."""
 
+
+_inside = [0.0]
 
 _WAITING = 40.0
 """Seconds that a subject which waits may take beside what is granted; a busy machine where it tells of no waiting."""
@@ -111,12 +113,22 @@ def limited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     try:
         with kept_flags(), _time_limit(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return function(*args, **kwargs)
+            started = perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if before[0] == OURS:  # the outermost of calls in calls
+                    _inside[0] += perf_counter() - started
     except SubjectTimeoutError:
         PULSE.hung()
         raise
     finally:
         PULSE.end(before)
+
+
+def seconds_inside() -> float:
+    """Return how long this process has been in somebody's code: in forwards, builds and other parts of subjects."""
+    return _inside[0]
 
 
 def is_its_own(problem: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import hypothesis
@@ -78,6 +78,24 @@ def _words(fixed: Mapping[str, Any]) -> str:
     if fixed["reach"] == LONG:
         return f"sequences of {fixed['T']}"
     return "the wide model" if fixed["reach"] == WIDE else str(fixed["reach"])
+
+
+_DATA = st.data()
+
+
+@lru_cache
+def _settings(examples: int, *, shrinks: bool) -> hypothesis.settings:
+    """Return the settings of a search among so many examples."""
+    return hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink) if shrinks else (Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+    )
 
 
 class Search:
@@ -318,18 +336,7 @@ class Search:
                 failed.append(Found(self.last, problem))
                 raise
 
-        run = hypothesis.seed(self._seed())(
-            hypothesis.settings(
-                max_examples=examples,
-                database=None,
-                deadline=None,
-                phases=(Phase.generate, Phase.shrink) if self.shrinks else (Phase.generate,),
-                suppress_health_check=list(HealthCheck),
-                report_multiple_bugs=False,
-                print_blob=False,
-                verbosity=Verbosity.quiet,
-            )(given(st.data())(judge))
-        )
+        run = hypothesis.seed(self._seed())(_settings(examples, shrinks=self.shrinks)(given(_DATA)(judge)))
         run.__dict__["_hypothesis_internal_database_key"] = (
             b""  # nothing is kept; else it reads and tokenizes this file
         )
