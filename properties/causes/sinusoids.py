@@ -116,9 +116,11 @@ def table_cause(table: Tensor, base: float, layout: str) -> str | None:
     ratio = float((table.double() * right[layout]).sum() / right[layout].square().sum())
     if worst_difference(table.double(), ratio * right[layout], bound * max(1.0, abs(ratio))).error <= 1:
         return f"all values are {ratio:.4g} times those of the formula"
+    woven = torch.cat([table[:, i :: (width + 1) // 2] for i in range((width + 1) // 2)], 1)
+    laid = woven if layout == "halves" else table
     for words, wrong in wrong_tables(length, width, base):
         guess = wrong()
-        if guess.shape == table.shape and worst_difference(table, guess, bound.amax()).error <= 1:
+        if guess.shape == laid.shape and worst_difference(laid, guess, bound.amax()).error <= 1:
             return f"the table equals the formula with {words}"
     coarse = float((table.double() - right[layout]).abs().amax())
     if coarse < 0.05:

@@ -110,8 +110,25 @@ def stochastic_depth_is_right_on_average(case: Case) -> None:
     dropped = is_zero.sum()
     low, high = binomial_interval(FALSE_ALARM, SAMPLES, rate)
     case.require((low <= dropped) & (dropped <= high), f"{name} does not drop samples at its rate {rate:g}",
-                 got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}")  # fmt: skip
+                 got=f"{int(dropped)} of {SAMPLES}", expected=f"{low:.0f} to {high:.0f}",
+                 cause=lambda: _rate_cause(int(dropped) / SAMPLES, rate))  # fmt: skip
     case.witness()
+
+
+def _rate_cause(share: float, rate: float) -> str | None:
+    """Say which slip drops this share of samples."""
+    known = (
+        (1 - rate, f"samples are kept with the probability {rate:g}, at which they should be dropped: the comparison "
+                   "with the drawn number, or what is rounded down, is turned round"),
+        (0.0, "no sample is ever dropped"),
+        (1.0, "every sample is dropped"),
+        (rate**2, f"samples are dropped at the square of the rate, {rate**2:.4g}: two draws must both say so"),
+        (1 - (1 - rate) ** 2, "samples are dropped twice over: either of two draws drops them"),
+        (rate / 2, "samples are dropped at half of the rate"),
+        (min(1.0, 2 * rate), "samples are dropped at twice the rate"),
+    )  # fmt: skip
+    within = 4 * (share * (1 - share) / SAMPLES) ** 0.5
+    return next((words for other, words in known if abs(share - other) <= within and other != rate), None)
 
 
 def _scaled_cause(factor: float, rate: float, kept: float) -> str:

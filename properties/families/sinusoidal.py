@@ -263,7 +263,13 @@ def wavelengths_are_geometric(case: Case) -> None:
     base = float(case.subject.fact("base", 10000.0))
     expected = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     noise = float(table_bound(at + 2, width, base, "interleaved", table.dtype).amax())
-    case.close(turn, expected, "the frequencies are not base^(-2i/d)", bound=4 * noise)
+    case.close(
+        turn,
+        expected,
+        "the frequencies are not base^(-2i/d)",
+        bound=4 * noise,
+        cause=lambda: table_cause(table, base, _layout(case, table)),
+    )
     case.witness()
 
 

@@ -318,7 +318,8 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
     scores = case.apply(as_dict, case.ask("scores", built=built))
     known = sorted((piece for piece in scores if piece.isalpha()), key=lambda piece: (len(piece), piece))
     starts = sorted((p[1:] for p in scores if not p[:1].isalpha() and p[1:].isalpha()), key=len)  # behind a mark
-    longest = case.choice("longest", ("", known[-1], *starts[-1:]))  # what a limit one too small leaves out
+    ends = [known[-1], *starts[-1:], *([_longest_text(scores)] if case.subject.words is not None else [])]
+    longest = case.choice("longest", ("", *ends))  # what a limit one too small leaves out
     parts = [longest] if longest else [case.choice("part", known) for _ in range(case.integer("parts", 1, 4))]
     text = "".join(parts)[: 2 * LONGEST if longest else LONGEST]
     ids = encoded(case, built, text)
@@ -334,6 +335,13 @@ def the_most_probable_segmentation_is_returned(case: Case) -> None:
         cause=lambda: _cut_by(case, built, vocabulary, scores),
     )
     case.witness()
+
+
+def _longest_text(scores: Mapping[str, float]) -> str:
+    """Return the longest piece of letters, digits and blanks as the text that it stands for."""
+    texts = [piece.replace("\u2581", " ") for piece in scores]
+    plain = [text for text in texts if all(c.isalnum() or c == " " for c in text)]
+    return max(plain, key=lambda text: (len(text), text), default="")
 
 
 def _cut_by(case: Case, built: Built, vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> str | None:

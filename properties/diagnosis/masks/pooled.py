@@ -135,6 +135,12 @@ def _of_weights(states: Tensor, pooled: Tensor, mask: Tensor, side: str) -> str 
         )
     if float(hidden.abs().max()) < near:
         return None
+    if float(weights.min()) < -near or float(hidden.sum()) > 1 + near:  # no weights: another use is made of them
+        return (
+            f"what the {_LENGTH - _REAL} padded positions hold reaches the pooled output in the pooling, and not "
+            "by a weight of theirs: they are counted in something that it is made from (a mean or a deviation over all "
+            "positions that the weights come from, say)"
+        )
     told = f"the pooling gives the {_LENGTH - _REAL} padded positions {float(hidden.sum()):.2g} of its weight"
     if float(hidden.std()) < near and float(weights[real].std()) > 10 * near:
         told += ", each the same whatever stands there: their score is a constant, not -inf, before the softmax"

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.causes.tracing.lines import tensors_of
 from veriformer.properties.engine.stream import SEQUENCES
 from veriformer.properties.subject.inputs import has_ordinary_inputs, ordinary
 
 _SAME = 1e-4
+_LARGER = 1.5
 _LENGTHS = (1, 2, 8, 16)
 """Beside the ordinary one: one position alone, and whole blocks of usual sizes."""
 
@@ -28,10 +30,17 @@ class Given:
     Attributes:
         parameters: names and shapes.
         outputs: by the number of samples and of positions; None where it raises.
+        sizes: entries of what each part returned in these calls, in their order.
     """
 
     parameters: list[tuple[str, Any]]
     outputs: dict[Size, list[Tensor] | None]
+    sizes: list[int]
+
+    def is_as_large(self, other: Given) -> bool:
+        """Whether each part returns about as much as in another one: a convolution with another stride does not."""
+        pairs = list(zip(self.sizes, other.sizes, strict=False))
+        return all(one < _LARGER * two and two < _LARGER * one for one, two in pairs if one and two)
 
     def other_than(self, other: Given) -> set[Size]:
         """Return the sizes at which another one gives something else."""
@@ -43,9 +52,17 @@ def given_by(bench: Workbench) -> Given:
     try:
         module = bench.pool.get(bench.configs[0], torch.float32).module
     except Exception:
-        return Given([], {})
-    named = module.named_parameters() if isinstance(module, torch.nn.Module) else ()
-    return Given([(name, p.shape) for name, p in named], dict(_outputs(bench)))
+        return Given([], {}, [])
+    if not isinstance(module, torch.nn.Module):
+        return Given([], dict(_outputs(bench)), [])
+    sizes: list[int] = []
+    with hooked(
+        part.register_forward_hook(lambda part, args, made: sizes.extend(x.numel() for x in tensors_of(made)))
+        for part in module.modules()
+        if not isinstance(part, torch.jit.ScriptModule)
+    ):
+        outputs = dict(_outputs(bench))
+    return Given([(name, p.shape) for name, p in module.named_parameters()], outputs, sizes)
 
 
 def _outputs(bench: Workbench) -> Iterator[tuple[Size, list[Tensor] | None]]:

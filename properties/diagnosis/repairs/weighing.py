@@ -154,8 +154,8 @@ class Weighing:
         return given_by(anew(self.bench))
 
     def _leaves_the_rest(self, given: Given) -> bool:
-        """Whether its parameters are the same, and what it gives where nothing was wrong."""
-        if given.parameters != self._as_it_is.parameters:
+        """Whether its parameters and the sizes of its parts are the same, and what it gives where nothing was wrong."""
+        if given.parameters != self._as_it_is.parameters or not given.is_as_large(self._as_it_is):
             return False
         moved, name = given.other_than(self._as_it_is), self.failure.prop.id
         if name.startswith(_OF_BACKWARDS) or self.failure.choices.get("dtype") in _HALVES:

@@ -141,6 +141,29 @@ def looked_at(beside: Sequence[int]) -> Rule:
     return rule
 
 
+def _stale(symbols: list[str], ranks: Ranks) -> list[str]:
+    """Join what stands at the place of the entry with the least rank, whatever pair that was put there for."""
+    row: list[str | None] = list(symbols)
+    queue = [(ranks[pair], at) for at, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
+    while queue:
+        queue.remove(first := min(queue))
+        places = [n for n, symbol in enumerate(row) if symbol is not None]
+        at = first[1]
+        if row[at] is None or at == places[-1]:
+            continue
+        behind = places[places.index(at) + 1]
+        if (now := (str(row[at]), str(row[behind]))) not in ranks:
+            continue
+        row[at], row[behind] = "".join(now), None
+        places.remove(behind)
+        for begin in (places.index(at) - 1, places.index(at)):
+            if 0 <= begin < len(places) - 1:
+                pair = (str(row[places[begin]]), str(row[places[begin + 1]]))
+                if pair in ranks:
+                    queue.append((ranks[pair], places[begin]))
+    return [symbol for symbol in row if symbol is not None]
+
+
 _RULES: Iterable[tuple[str, Rule]] = (
     ("the leftmost pair that has a merge is joined first, not the one that was learnt first",
      _applied(lambda known: min(known, key=lambda one: one[1]))),
@@ -159,6 +182,8 @@ _RULES: Iterable[tuple[str, Rule]] = (
     ("after a merge only the pair with the left neighbour is looked at: that with the right one is never joined",
      looked_at((-1,))),
     ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", looked_at(())),
+    ("what comes off the queue is not compared with the pair that stands there now: where a merge has changed it, "
+     "another pair is joined at the rank of the old one, before merges learnt earlier", _stale),
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip
