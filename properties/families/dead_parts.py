@@ -54,6 +54,20 @@ def parts_count(case: Case, built: Built, inputs: Inputs, output: Tensor, gradie
         )
 
 
+def without_graph(case: Case, built: Built, inputs: Inputs) -> str:
+    """Say why an output has no graph: there is one where an input asks for a gradient, or there is none at all."""
+    with off_the_record(case), torch.enable_grad():
+        given = [x.to(case.bench.device).detach() for x in inputs.tensors]
+        tensors = [x.requires_grad_() if x.is_floating_point() else x for x in given]
+        has_one = case.call(built, *tensors, *inputs.extras).requires_grad
+    if has_one:
+        return (
+            "its parameters get gradients where an input asks for one alone: a checkpoint with use_reentrant=True, or "
+            "an autograd.Function that is not given the parameters"
+        )
+    return "its forward runs under no_grad or inference_mode, or detaches what it gives"
+
+
 def whole_matrices_learn(case: Case, built: Built, suspects: list[tuple[str, nn.Parameter]], output: Tensor) -> None:
     """Fail where a whole part of a matrix has no gradient, and outputs stay whatever is put there.
 

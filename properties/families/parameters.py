@@ -24,7 +24,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import excludes_fact, needs_fact, needs_module
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.violations import NotSpokenOfError
-from veriformer.properties.families.dead_parts import moved_by, parts_count
+from veriformer.properties.families.dead_parts import moved_by, parts_count, without_graph
 from veriformer.properties.families.parameters_renewed import new_weights_are_taken
 from veriformer.properties.families.rounded_weights import cancelled_words
 from veriformer.properties.families.vocabulary_matrices import (
@@ -320,7 +320,7 @@ def every_parameter_is_connected(case: Case) -> None:
         "the output is connected to no parameter",
         got="no gradient",
         expected="gradients",
-        cause=lambda: "its forward runs under no_grad or inference_mode, or detaches what it gives",
+        cause=lambda: without_graph(case, built, inputs),
         asks=("inference_only", True),
     )
     total = torch.stack([(o * case.normal(*o.shape, dtype=o.dtype)).sum().to(built.dtype) for o in reached]).sum()

@@ -25,6 +25,9 @@ from veriformer.properties.subject.raised import told
 STANDS_IN_THE_WAY = (r.FAIL, r.BLOCKED, r.ERROR, r.TIMEOUT)
 """Outcomes of a required property that block what requires it."""
 
+_REENTRANT = ("torch.utils.checkpoint is incompatible with .grad()", "Checkpointing is not compatible with .grad()")
+"""What torch raises, by its release, where a reentrant checkpoint is asked for the gradients of some tensors alone."""
+
 
 def does_not_apply(prop: Property, reason: str) -> Result:
     """Return the outcome of a property that does not speak of the subject."""
@@ -144,6 +147,11 @@ def _of_problem(problem: BaseException, bench: Workbench) -> tuple[str, str]:
     if any("autograd" in Path(frame.filename).parts for frame in frames):  # it is the subject's graph that raised
         if "does not require grad" in said and gives_no_gradients(bench):
             return r.NOT_APPLICABLE, "its forward gives no gradients: see parameters.all-used"
+        if any(words in said for words in _REENTRANT):
+            return r.NOT_APPLICABLE, (
+                "its gradients cannot be asked for one by one: it checkpoints with use_reentrant=True, which allows "
+                ".backward() alone; with use_reentrant=False they are judged"
+            )
         return r.ERROR, f"the subject's backward raised {said}"
     if fault := whose_fault(problem):
         return r.ERROR, f"the subject's code raised {said} where it was looked at ({fault})"

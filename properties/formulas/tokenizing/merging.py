@@ -141,7 +141,7 @@ def looked_at(beside: Sequence[int]) -> Rule:
     return rule
 
 
-def _stale(symbols: list[str], ranks: Ranks) -> list[str]:
+def by_old_ranks(symbols: list[str], ranks: Ranks) -> list[str]:
     """Join what stands at the place of the entry with the least rank, whatever pair that was put there for."""
     row: list[str | None] = list(symbols)
     queue = [(ranks[pair], at) for at, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
@@ -183,7 +183,7 @@ _RULES: Iterable[tuple[str, Rule]] = (
      looked_at((-1,))),
     ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", looked_at(())),
     ("what comes off the queue is not compared with the pair that stands there now: where a merge has changed it, "
-     "another pair is joined at the rank of the old one, before merges learnt earlier", _stale),
+     "another pair is joined at the rank of the old one, before merges learnt earlier", by_old_ranks),
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip

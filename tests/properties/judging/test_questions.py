@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from veriformer.properties import Report, Result, Subject, check
 from veriformer.properties.judging.questions import suggested
@@ -191,3 +192,28 @@ def test_a_bias_that_breaks_at_other_lengths_is_an_error() -> None:
     subject = Subject(kind="position_bias", forward=bias(RuntimeError), declares={"positions": "alibi"})
     (part,) = check(subject, profile="quick").subjects
     assert "ERROR" in {r.outcome for r in part.results}
+
+
+def test_a_reentrant_checkpoint_is_no_error() -> None:
+    class Layer(nn.Module):
+        def __init__(self, c: Any) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(c.d_model)
+            self.up, self.down = nn.Linear(c.d_model, c.d_ff), nn.Linear(c.d_ff, c.d_model)
+
+        def run(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(self.norm(x)).relu())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.run, x, use_reentrant=True)
+
+    subject = Subject(kind="layer", build=Layer, forward=lambda m, x: m(x))
+    names = ("gradients.gradcheck", "gradients.finite", "parameters.all-used")
+    (part,) = check(subject, profile="quick", only=names).subjects
+    results = {r.id: r for r in part.results if r.id in names}
+    assert {results[i].outcome for i in names[:2]} == {"NOT_APPLICABLE"}
+    assert "use_reentrant=False" in results[names[0]].reason
+    counterexample = results[names[2]].counterexample
+    assert counterexample is not None
+    assert results[names[2]].outcome == OPEN
+    assert "use_reentrant=True" in counterexample.cause
