@@ -91,6 +91,16 @@ def masking_follows_bert(case: Case) -> None:
     _any_may_stand_in(case, inputs[changed], ordinary, specials)
     _words_are_drawn_apart(case, inputs, changed, len(ordinary))
     _rows_are_drawn_apart(case, chosen, special, probability)
+    same, same_labels = _masked(case, tokens.clone(), seed)
+    if torch.equal(same_labels, labels):  # else it takes no seed: nothing of it comes again
+        moved = same != inputs
+        case.require(
+            ~moved.any(),
+            "the same seed chooses the same tokens and gives other inputs",
+            got=f"{int(moved.sum())} entries differ",
+            expected="the same inputs",
+            cause=lambda: _unseeded(moved, inputs == seen.mask_id),
+        )
     again, _ = _masked(case, tokens.clone(), seed + 1)
     case.require((again != inputs).any(), "another seed hides the same tokens", got="the same", expected="others")
     case.witness()
@@ -196,6 +206,12 @@ def _same_places(chosen: Tensor, special: Tensor) -> str | None:
     if not bool(chosen.any()) or bool((chosen[::2] ^ chosen[1::2])[ordinary].any()):
         return None
     return _ALIKE
+
+
+def _unseeded(moved: Tensor, masked: Tensor) -> str:
+    """Say what is not drawn from the seed: which words stand in, or what becomes of a chosen token."""
+    what = "what becomes of a chosen token is" if bool((moved & masked).any()) else "the words that stand in are"
+    return f"{what} not drawn from the seed, as the places are: they come from a generator that is shared"
 
 
 def _masked(case: Case, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:

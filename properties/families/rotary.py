@@ -32,6 +32,8 @@ class _Rotating:
         self.case = case
         self.built: Built = case.built()
         self.heads, self.width = self.built.config.num_heads, self.built.config.d_head
+        if self.built.module is None and case.subject.config is None and case.subject.fact("rotary_dim"):
+            self.width += case.choice("passing", (4, 0, 2))  # a function takes heads of any width
         self.dtype = self.built.dtype
 
     def vectors(self, length: int) -> Tensor:
@@ -193,7 +195,7 @@ def frequencies_are_geometric(case: Case) -> None:
         bound=bound,
         constants_allowed=True,
         asks=None if case.subject.fact("base") else _another_base(angles[0], turned, bound),
-        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, case.config().d_head, base, bound),
+        cause=lambda: rotation_cause(case) or _frequency_cause(angles[0], turned, rotating.width, base, bound),
     )
     case.witness()
 

@@ -145,3 +145,74 @@ def context_of_all() -> Subject:
         kind="classifier", build=Pooled, forward=lambda m, tokens, attention_mask=None: m(tokens, attention_mask),
         declares={"positions": "none", "structure": "other"},
     )  # fmt: skip
+
+
+@fault(
+    "MS-unseeded-words",
+    "What stands in for a token is drawn from the shared generator, places and fates from the seeded one",
+    killed_by=("masking.mlm",),
+    cause="the words that stand in are not drawn from the seed",
+)
+def words_without_a_seed() -> Subject:
+    source: Callable[[torch.Generator], Any] = put(lambda seeded: None, instead_of=lambda seeded: seeded)
+
+    def forward(model: Any, tokens: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        seeded = torch.Generator().manual_seed(seed)
+        chosen = (torch.rand(tokens.shape, generator=seeded) < 0.15) & (tokens > 1)
+        fate = torch.rand(tokens.shape, generator=seeded)
+        other = torch.randint(2, 40, tokens.shape, generator=source(seeded))
+        inputs = torch.where(chosen & (fate < 0.8), 1, tokens)
+        return torch.where(chosen & (fate >= 0.8) & (fate < 0.9), other, inputs), torch.where(chosen, tokens, -100)
+
+    return Subject(
+        kind="masking", forward=forward, config=DrawnConfig(vocab_size=40),
+        declares={"mask_id": 1, "special_ids": (0, 1)},
+    )  # fmt: skip
+
+
+@fault(
+    "RO-whole-head",
+    "Of a function that turns the first channels alone the exponents are divided by the width of the head",
+    killed_by=("rotary.frequencies",),
+    cause="the exponents are divided by the width 8 of the head, not by the 4",
+)
+def exponents_of_the_head() -> Subject:
+    over: Callable[[int], int] = put(lambda width: width, instead_of=lambda width: 4)
+
+    def forward(model: Any, x: Tensor, positions: Tensor) -> Tensor:
+        head, rest = x[..., :4], x[..., 4:]
+        angles = positions.double()[:, None] * 10000.0 ** -(torch.arange(0, 4, 2).double() / over(x.shape[-1]))
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        a, b = head[..., 0::2], head[..., 1::2]
+        return torch.cat([torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2), rest], -1)
+
+    return Subject(
+        kind="rotary", forward=forward,
+        declares={"positions": "rotary", "layout": "interleaved", "rotary_dim": 4, "base": 10000.0},
+    )  # fmt: skip
+
+
+@fault(
+    "PM-reread",
+    "Time stands first, and the mask [B, T] is reshaped to [T, B] where it must be transposed",
+    killed_by=("padding.content-irrelevant", "padding.fully-padded-row"),
+    cause="is read as [T, B] without being transposed",
+)
+def reshaped_for_transposed() -> Subject:
+    turned: Callable[[Tensor], Tensor] = put(lambda m: m.reshape(m.shape[1], m.shape[0]), instead_of=lambda m: m.t())
+
+    class TimeFirst(nn.Module):
+        def __init__(self, c: DrawnConfig) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(c.d_model, c.num_heads)
+            self.norm = nn.LayerNorm(c.d_model)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            y = self.norm(x.transpose(0, 1))
+            hidden = None if mask is None else ~turned(mask.bool()).t()
+            return x + self.attention(y, y, y, key_padding_mask=hidden, need_weights=False)[0].transpose(0, 1)
+
+    return Subject(
+        kind="layer", build=TimeFirst, forward=lambda m, x, attention_mask=None: m(x, attention_mask),
+        declares={"causal": False, "positions": "none", "structure": "other"},
+    )  # fmt: skip

@@ -9,6 +9,7 @@ must not, may have been where they first did: then the line is one that they wen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,7 @@ def line_that_crosses(run: Run, x: Tensor, other: Tensor, crossing: Crossing, li
             bad = (forbidden.double().T @ of.double()) > 0  # an output that must not have it
             wrong = to.any(0) & (bad | ~to).all(0)
             if step.file and bool(wrong.any()):
-                told = _unsorted(notes.sorts)
+                told = _unsorted(notes.sorts, text_of(step.file, step.number))
                 place = _told(step, of, to, wrong, crossing, may_reduce=not told) + told
                 return f"the latest at {place}{whole}" if mixed else place
             if step.file and not whole and axis == 1 and bool(of.all() and to.any(1).sum() > 1):
@@ -137,14 +138,19 @@ def sorted_at(run: Callable[[], object]) -> bool:
     return bool(notes.sorts)
 
 
-def _unsorted(sorts: list[tuple[str, int]]) -> str:
+_SHARES = re.compile(r"softmax|sigmoid|topk|gate|rout")
+"""On a line that makes the shares of experts, by which what they give is multiplied."""
+
+
+def _unsorted(sorts: list[tuple[str, int]], crossing: str) -> str:
+    """Say which of the two ways it went: what is sorted crosses, or the shares that it meets do."""
     if not sorts or not sorts[0][0]:
         return ""
     file, number = sorts[0]
-    return (
-        f"; they are sorted at {Path(file).name}:{number}: `{text_of(file, number)}`: what is sorted is not put back "
-        "by the inverse of its order, or what it meets is not sorted along"
-    )
+    told = f"; they are sorted at {Path(file).name}:{number}: `{text_of(file, number)}`: "
+    if _SHARES.search(crossing):
+        return told + "the shares are not sorted along: what is sorted is multiplied by those of other tokens"
+    return told + "what is sorted is not put back by the inverse of its order, or what it meets is not sorted along"
 
 
 def _reached(output: Tensor, steps: list[_Noted], axis: int) -> Iterator[list[list[Tensor]]]:

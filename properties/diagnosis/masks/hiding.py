@@ -18,6 +18,7 @@ from veriformer.properties.diagnosis.masks.masked import Masked
 from veriformer.properties.diagnosis.masks.packed import packed_cause
 from veriformer.properties.diagnosis.masks.placed import placed_cause, placed_in_batch
 from veriformer.properties.diagnosis.masks.pooled import ends_of_others, pooled_cause, pooled_for_others
+from veriformer.properties.diagnosis.masks.reread import reread_cause
 from veriformer.properties.diagnosis.masks.scaled import normaliser_cause, scaled_cause
 from veriformer.properties.diagnosis.masks.shifted import instead_cause
 from veriformer.properties.diagnosis.places.batches import Batches
@@ -58,7 +59,7 @@ def _hiding_cause(stream: Stream, amount_on: str) -> str | None:
     side = "right" if masked.side == "right" or (masked.side == "both" and not causal) else "left"
     if told := _left_behind(masked, side):
         return told
-    if told := _decided_by_one(masked, side):
+    if told := _decided_by_one(masked, side) or reread_cause(masked, side):
         return told
     x = masked.draw(1)
     mask = masked.padded(x, [masked.real], side)
