@@ -120,8 +120,6 @@ def _rate_cause(share: float, rate: float) -> str | None:
     known = (
         (1 - rate, f"samples are kept with the probability {rate:g}, at which they should be dropped: the comparison "
                    "with the drawn number, or what is rounded down, is turned round"),
-        (0.0, "no sample is ever dropped"),
-        (1.0, "every sample is dropped"),
         (rate**2, f"samples are dropped at the square of the rate, {rate**2:.4g}: two draws must both say so"),
         (1 - (1 - rate) ** 2, "samples are dropped twice over: either of two draws drops them"),
         (rate / 2, "samples are dropped at half of the rate"),

@@ -151,6 +151,8 @@ def _begins_again(case: Case, built: Built) -> str | None:
     """Whether positions from some number on are rotated as those from 0 on: rows that a table grew by."""
     longest = min(int(case.subject.fact("max_len", _GROWN)), _GROWN)
     unit = torch.eye(built.config.d_head, dtype=torch.float64)
+    if longest > 3 and all(float((_matrix(case, built, p) - unit).abs().max()) < 1e-6 for p in (1, 2, 3)):
+        return f"heads of {built.config.d_head} channels are not rotated at all, at any position"
     for position in range(2, longest - 2):
         if float((_matrix(case, built, position) - unit).abs().max()) < 1e-6:
             same = [_matrix(case, built, p) - _matrix(case, built, position + p) for p in (1, 2)]
