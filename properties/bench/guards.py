@@ -59,6 +59,7 @@ class SubjectTimeoutError(BaseException):
 
 
 _inside = [0.0]
+"""Seconds that this process has been in somebody's code; a call inside of a call is counted once."""
 
 _WAITING = 40.0
 """Seconds that a subject which waits may take beside what is granted; a busy machine where it tells of no waiting."""

@@ -38,7 +38,8 @@ _APART = 1_000_003
 )
 def masking_follows_bert(case: Case) -> None:
     """Counts over 65536 tokens within binomial intervals whose false-alarm rate is 1e-9 each. An implementation that
-    chooses exactly 15 % varies less, and passes. Each sample is drawn for itself.
+    chooses exactly 15 % varies less, and passes. Each sample is drawn for itself. Where a seed chooses the same tokens
+    again it gives the same inputs: all is drawn from it, or nothing.
     """
     subject = case.subject
     config = case.config()
