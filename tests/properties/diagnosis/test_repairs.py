@@ -21,6 +21,7 @@ from veriformer.properties.diagnosis.repairs import (
 )
 from veriformer.properties.diagnosis.repairs.candidates import Failure
 from veriformer.properties.diagnosis.repairs.mending import Mended, sites_of
+from veriformer.properties.diagnosis.repairs.ordinary_calls import Given
 from veriformer.properties.diagnosis.repairs.search import repairs_of
 from veriformer.properties.judging.catalogue import catalogue, select
 from veriformer.properties.judging.judge import Judge
@@ -145,3 +146,10 @@ def test_a_slip_is_undone(run: Callable[[], Tensor], name: str, told: str, wante
 def test_what_changes_nothing_is_no_slip() -> None:
     assert "__getitem__" not in called(lambda: NUMBERS[:, :])
     assert not called(lambda: torch.roll(torch.ones(3), 1)).get("roll")
+
+
+def test_a_change_of_a_stride_is_no_repair_and_one_of_a_position_may_be() -> None:
+    as_it_is = Given([], {}, [32, 16, 16])
+    assert not Given([], {}, [32, 32, 32]).is_as_large(as_it_is)
+    assert not as_it_is.is_as_large(Given([], {}, [32, 32, 32]))
+    assert Given([], {}, [32, 18, 16]).is_as_large(as_it_is)
