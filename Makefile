@@ -6,6 +6,9 @@ ZOO ?= .venv-zoo
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
+# Whole suites and workers start hundreds of processes: none of them is to compile all of this package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: verify test whole lint types docs bench zoo sweep release clean
 
 verify: $(STAMP)

@@ -1,12 +1,13 @@
 """How long `check` takes on torch.nn by profile, after import, and how much of it inside the subject.
 
-    python benchmarks/check_speed.py [--profiles quick standard] [--against CHECKOUT] > table.md
+    python benchmarks/check_speed.py [--profiles quick standard] [--against CHECKOUT] [--near] > table.md
     python benchmarks/check_speed.py --start
 
 One process, one torch thread. Inside the subject are its forwards, its builds and its other parts, wherever they are
 called for. With `--against`, another checkout of this project is measured in turns with this one, and the ratio of the
 two is told, of all properties and of those that both judge: seconds are of the machine and of its load, ratios of one
-run are comparable.
+run are comparable. `--near` leaves out what an older checkout does not cover: long sequences, wide and large models,
+half precision.
 With `--start`, what a process of its own costs a subject of `veriformer check`: seconds until it is loaded there,
 beside those in a process that is there already. It fails where that is more than it may be.
 """
@@ -38,7 +39,10 @@ try:
     from veriformer.properties.bench.guards import seconds_inside
 except ImportError:  # a checkout that counts calls alone, and those of properties alone
     seconds_inside = None
-names, profiles = json.loads(sys.argv[1])
+names, profiles, near = json.loads(sys.argv[1])
+if near:
+    from veriformer.properties.engine.searching import search
+    search.far_cases = search.half_cases = lambda bench, prop: ()
 check(load("torch:MultiheadAttention")[0], profile="quick")  # imports, first kernels
 for name in names:
     for profile in profiles:
@@ -99,7 +103,7 @@ def start(times: int) -> float:
     return later
 
 
-def measure(checkout: Path, profiles: list[str]) -> dict[tuple[str, str], list[Any]]:
+def measure(checkout: Path, profiles: list[str], *, near: bool) -> dict[tuple[str, str], list[Any]]:
     """Judge the shipped subjects by the code of a checkout, in a process of its own.
 
     Returns:
@@ -109,7 +113,7 @@ def measure(checkout: Path, profiles: list[str]) -> dict[tuple[str, str], list[A
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "veriformer").symlink_to(checkout)
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", MEASURE, json.dumps([NAMES, profiles])]
+        command = [sys.executable, "-c", MEASURE, json.dumps([NAMES, profiles, near])]
         printed = subprocess.run(
             command, env=environment, cwd=folder, check=True, capture_output=True, text=True
         ).stdout
@@ -127,6 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", nargs="+", default=["quick", "standard"])
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns")
+    parser.add_argument(
+        "--near", action="store_true", help="of this checkout the small sizes alone, in float32 and float64"
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--start", action="store_true", help="measure what a process of its own costs, alone")
     given = parser.parse_args()
@@ -138,7 +145,7 @@ def main() -> None:
     runs: dict[str, list[dict[tuple[str, str], list[Any]]]] = {label: [] for label in checkouts}
     for _ in range(given.runs):
         for label, checkout in checkouts.items():
-            runs[label].append(measure(checkout, given.profiles))
+            runs[label].append(measure(checkout, given.profiles, near=given.near and not label))
     rows = []
     for key in runs[""][0]:
         properties, seconds, used, share, by_id = fastest(runs[""], key)

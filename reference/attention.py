@@ -27,11 +27,9 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     >>> softmax(torch.tensor([0.0, 0.0, float("-inf")])).tolist()
     [0.5, 0.5, 0.0]
     """
-    largest = scores.amax(dim=dim, keepdim=True).detach()
-    largest = torch.where(largest == -torch.inf, torch.zeros_like(largest), largest)
+    largest = scores.amax(dim=dim, keepdim=True).detach().clamp(min=torch.finfo(scores.dtype).min)
     shifted = (scores - largest).exp()
-    total = shifted.sum(dim=dim, keepdim=True)
-    return shifted / torch.where(total == 0, torch.ones_like(total), total)
+    return shifted / shifted.sum(dim=dim, keepdim=True).clamp(min=1)  # the largest adds exp(0): 0 is a sum without any
 
 
 def causal_allowed(query_len: int, key_len: int, device: torch.device | None = None) -> Tensor:
@@ -91,20 +89,21 @@ def attention(
     2.0
     """
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, -torch.inf)
+        scores = torch.where(attention_mask, scores, -torch.inf)
     elif attention_mask is not None:
         scores = scores + attention_mask
     if causal:
         allowed = causal_allowed(query.shape[-2], key.shape[-2], scores.device)
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        scores = torch.where(allowed, scores, -torch.inf)
     if window is not None:
         near = window_allowed(query.shape[-2], key.shape[-2], window, scores.device)
-        scores = scores.masked_fill(~near, -torch.inf)
+        scores = torch.where(near, scores, -torch.inf)
     weights = softmax(scores)
     return (weights if dropout is None else dropout(weights)) @ value, weights
 

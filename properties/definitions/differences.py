@@ -67,8 +67,7 @@ def _number(value: Tensor) -> float:
 def size_of(value: Tensor) -> float:
     """Return the root mean square of the finite entries, in float64; 1 if there is none or all are 0."""
     flat = value.detach().to("cpu", torch.float64).reshape(-1)
-    square = flat.square().mean() if flat.numel() else flat.sum()
-    if not math.isfinite(size := float(square)):
+    if not math.isfinite(size := float(flat.dot(flat)) / max(flat.numel(), 1)):
         finite = flat[flat.isfinite()]
         size = float(finite.square().mean()) if finite.numel() else 0.0
     return math.sqrt(size) or 1.0

@@ -9,6 +9,7 @@ from typing import Any
 
 from veriformer.properties.bench.guards import Allowance, SubjectError, SubjectTimeoutError
 from veriformer.properties.bench.tally import Tally
+from veriformer.properties.bench.workbench import Workbench
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.draws import RandomDraws, RejectedError
 from veriformer.properties.engine.property import Property
@@ -26,46 +27,55 @@ _CHOICES = {
 
 
 def condition_of(prop: Property, case: Case) -> str | None:
-    """Return the one condition that parts failing cases from others, in words; None if there is none, or several."""
-    rows = _judged(prop, case)
-    failing = [features for features, failed in rows if failed]
-    others = [features for features, failed in rows if not failed]
-    if min(len(failing), len(others)) < _EACH:
+    """Return the one condition that parts failing cases from others, in words; None if there is none, or several.
+
+    A property that is judged on few cases, since one of them takes long (it trains), is not judged on forty more.
+    """
+    if _CASES * prop.examples_factor < _EACH:
         return None
+    bench = case.bench
+    kept, bench.tally = bench.tally, Tally()
+    try:
+        return _searched(prop, bench)
+    finally:
+        bench.tally = kept
+
+
+def _searched(prop: Property, bench: Workbench) -> str | None:
+    """Judge cases drawn anew until no feature parts them. None where time ends: no words by chance."""
+    allowance = Allowance(bench.settings.effort.property_seconds)
+    failing: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     found: dict[str, str] = {}
-    for name in sorted(set.intersection(*(set(features) for features, _ in rows))):
-        told = _parts(name, [f[name] for f in failing], [f[name] for f in others])
-        if told:
-            found[name] = told
-    if len(found) != 1:
+    for seed in range(_CASES):
+        if allowance.is_spent:
+            return None
+        drawn = Case(bench, RandomDraws(seed, {}))
+        try:
+            prop.check(drawn)
+            group = others
+        except Violation:
+            group = failing
+        except (RejectedError, NotSpokenOfError, VacuousCheckError, SubjectError):
+            continue
+        except (BudgetSpent, SubjectTimeoutError):
+            return None
+        group.append(_features(drawn))
+        if failing and others:
+            found = _conditions(failing, others)
+            if not found:
+                return None  # what does not part these does not part more of them
+    if min(len(failing), len(others)) < _EACH or len(found) != 1:
         return None
     (told,) = found.values()
     return f"fails wherever {told} ({len(failing)} cases), and nowhere else ({len(others)})"
 
 
-def _judged(prop: Property, case: Case) -> list[tuple[dict[str, Any], bool]]:
-    """Judge cases drawn anew; what each drew, and whether it failed. Nothing where time ends: no words by chance."""
-    bench, rows = case.bench, []
-    allowance = Allowance(bench.settings.effort.property_seconds)
-    kept, bench.tally = bench.tally, Tally()
-    try:
-        for seed in range(_CASES):
-            if allowance.is_spent:
-                return []
-            drawn = Case(bench, RandomDraws(seed, {}))
-            try:
-                prop.check(drawn)
-                failed = False
-            except Violation:
-                failed = True
-            except (RejectedError, NotSpokenOfError, VacuousCheckError, SubjectError):
-                continue
-            except (BudgetSpent, SubjectTimeoutError):
-                return []
-            rows.append((_features(drawn), failed))
-        return rows
-    finally:
-        bench.tally = kept
+def _conditions(failing: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, str]:
+    """Return every feature that alone parts two groups of cases, with how it does."""
+    shared = set.intersection(*map(set, (*failing, *others)))
+    told = {name: _parts(name, [f[name] for f in failing], [f[name] for f in others]) for name in sorted(shared)}
+    return {name: words for name, words in told.items() if words}
 
 
 def _features(case: Case) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def _says_why_not(subject: SubjectReport, result: Result) -> bool:
 
 
 def _with_subjects(report: Report, entry: Deviation) -> list[tuple[SubjectReport, Result]]:
-    subjects = (s for s in report.subjects if entry.speaks_of(s.name, s.target))
-    return [(s, r) for s in subjects for r in s.results if r.id == entry.property]
+    results = [(s, r) for s in report.subjects for r in s.results if r.id == entry.property]
+    return [(s, r) for s, r in results if entry.speaks_of(s.name, s.target)]
 
 
 def _spoken_of(report: Report, entry: Deviation) -> list[Result]:

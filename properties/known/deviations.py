@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import re
 import tomllib
 from collections.abc import Iterable
@@ -69,8 +70,12 @@ class Deviation:
 
     def speaks_of(self, name: str, target: str) -> bool:
         """Whether it is about a subject of this name or target."""
+        return any(map(self._spelled.fullmatch, (name, target)))
+
+    @functools.cached_property
+    def _spelled(self) -> re.Pattern[str]:
         spelled = ".*".join(map(re.escape, self.subject.split("*")))  # `many[0]` is a name, no class of letters
-        return any(re.fullmatch(spelled, word, re.DOTALL) for word in (name, target))
+        return re.compile(spelled, re.DOTALL)
 
 
 @dataclass
