@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.causes.influence_maps import declared_region
+from veriformer.properties.definitions.differences import size_of, worst_difference
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_mask
 from veriformer.properties.engine.property import holds
 from veriformer.properties.engine.stream import Stream
 from veriformer.properties.subject.paths import Path
+
+_ROUNDING = 1e-4
+"""Of the size of an output; causes differ by far more."""
 
 
 @holds(
@@ -64,11 +68,11 @@ def rows_of_the_mask_say_what_is_seen(case: Case) -> None:
     itself = torch.eye(length, dtype=torch.bool)  # a query reaches its own output whatever it sees
     illegal = torch.where(allowed | itself, torch.zeros_like(seen), seen)
     case.exact(illegal, torch.zeros_like(illegal), "an input that the pairwise mask hides reaches the output",
-               cause=lambda: _cause(seen, allowed))  # fmt: skip
+               cause=lambda: _cause(stream, seen, allowed))  # fmt: skip
     missing = (seen == 0) & allowed
     case.require(~missing.any(), "an input that the pairwise mask shows does not reach the output",
                  got=f"{int(missing.sum())} of {int(allowed.sum())}", expected="all of them",
-                 cause=lambda: _cause(seen, allowed))  # fmt: skip
+                 cause=lambda: _cause(stream, seen, allowed))  # fmt: skip
     case.path = ""
     case.witness()
 
@@ -146,10 +150,31 @@ def _reached(output: Tensor, weight: Tensor, leaf: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def _cause(seen: Tensor, allowed: Tensor) -> str | None:
+def _cause(stream: Stream, seen: Tensor, allowed: Tensor) -> str | None:
     reaches, itself = seen > 0, torch.eye(len(seen), dtype=torch.bool)
-    for words, mask in (("is transposed", allowed.T), ("is inverted", ~allowed),
-                        ("is not applied", torch.ones_like(allowed))):  # fmt: skip
+    for words, mask in (("is transposed", allowed.T), ("is inverted", ~allowed)):
         if bool(((reaches | itself) == (mask | itself)).all()):
             return f"the pairwise mask {words}"
+    if not bool((reaches | itself).all()):
+        return None
+    x, path = stream.draw(1, len(seen)), Path(mask="pairwise")
+    every = torch.ones_like(allowed).to(x.device)
+    if not _differs(stream(x, allowed.to(x.device), path=path), stream(x, every, path=path)):
+        return "the pairwise mask is not applied"
+    if stream.case.subject.kind == "self_attention" and _runs_over_queries(stream, x, every, path):
+        return (
+            "the outputs of all queries add up to what is linear in the inputs, so the weights of a key sum to one: "
+            "the softmax runs over the queries (the rows that have a key in common), not over the keys of a query"
+        )
     return None
+
+
+def _runs_over_queries(stream: Stream, x: Tensor, every: Tensor, path: Path) -> bool:
+    """Whether outputs are linear in the inputs once they are summed over the queries, and not before."""
+    y = stream.draw(1, x.shape[1])
+    both, one, other, none = (stream(z, every, path=path).detach() for z in (x + y, x, y, torch.zeros_like(x)))
+    return _differs(both + none, one + other) and not _differs((both + none).sum(1), (one + other).sum(1))
+
+
+def _differs(one: Tensor, other: Tensor) -> bool:
+    return worst_difference(one.detach(), other.detach(), size_of(other)).error > _ROUNDING

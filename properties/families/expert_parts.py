@@ -41,7 +41,7 @@ def every_chosen_expert_has_a_part(case: Case, built: Built, x: Tensor, run: Cal
         "the output of a token depends on other experts than its router weighs",
         got=_words(parts, told),
         expected="of each token the experts that have a weight, and no other",
-        cause=lambda: overwritten(parts, told),
+        cause=lambda: _put_back_otherwise(parts, weights) or overwritten(parts, told),
     )
     shares = case.apply(shares_of, built.module, stacked, told.shape[1], run) if stacked else None
     if shares is None or not bool(shares.isfinite().all()):
@@ -162,6 +162,26 @@ def overwritten(parts: Tensor, told: Tensor) -> str | None:
         which = ", the one that is called last" if bool((parts.int().argmax(1) == places.argmax(1)).all()) else ""
         return f"of the experts that a token is given to one alone has a part in it{which}: they overwrite one another"
     return "of the experts that a token is given to some have no part in it: they overwrite one another, or are dropped"
+
+
+def _put_back_otherwise(parts: Tensor, weights: Tensor) -> str | None:
+    """Say in which order the rows of sorted experts come back, where it is not that in which they were.
+
+    Args:
+        parts: `[N, E]` bool: which experts have a part in a token.
+        weights: `[N, E]`: by what the router mixes them; a token's best expert is its first.
+    """
+    several = int((weights != 0).sum(1).max())
+    slots = weights.topk(several, dim=1).indices.flatten()
+    order = slots.argsort(stable=True)
+    for back, words in (
+        (order, "by the order that they were sorted in, in place of its inverse"),
+        (torch.arange(len(order), device=order.device), "in the order of the experts: they are not put back at all"),
+    ):
+        got = torch.zeros_like(parts).scatter(1, slots[order][back].view(-1, several), True)
+        if torch.equal(got, parts):
+            return f"rows that are sorted by their expert are taken back {words}"
+    return None
 
 
 def _words(parts: Tensor, told: Tensor) -> str:

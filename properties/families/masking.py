@@ -20,7 +20,9 @@ FALSE_ALARM = 1e-9
 
 ROWS, LENGTH = 128, 512
 """Tokens enough to tell 15 % from the 13.9 % of draws with replacement, by seven standard deviations."""
-_ALIKE = "the same places are hidden in every sample: they are drawn once for a batch"
+_ALIKE = (
+    "the same places are hidden in every sample: they are drawn once for a batch, or anew from one seed for each sample"
+)
 _APART = 1_000_003
 """Between the seeds of what is masked and of the masking: of one seed both would draw the same numbers."""
 

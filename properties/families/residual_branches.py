@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from veriformer.properties.adapters.shared.hooks import hooked
 from veriformer.properties.anatomy.norms import is_norm
 from veriformer.properties.bench.pool import Built
+from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.engine.case import Case
 
 _QUERY_KEY_VALUE = ("the queries", "the keys", "the values")
@@ -49,7 +51,8 @@ def needed_beside_attention(module: nn.Module, run: Callable[[], Tensor], change
         run: calls it.
         changed: calls it on an input of which the first position is another one.
     """
-    matrices = {name: p for name, p in module.named_parameters() if p.ndim == 2 and min(p.shape) > 1}
+    # kernels of convolutions too: what acts beside attention need not be an nn.Linear
+    matrices = {name: p for name, p in module.named_parameters() if p.ndim > 1 and min(p.flatten(1).shape) > 1}
     kept = {name: p.detach().clone() for name, p in matrices.items()}
 
     def without(*names: str) -> tuple[Tensor, bool]:
@@ -121,3 +124,35 @@ def raw_inputs(case: Case, built: Built, x: Tensor, large: float) -> str | None:
     words = [_QUERY_KEY_VALUE[p] if isinstance(part, nn.MultiheadAttention) and p < 3 else f"input {p}" for p in places]
     kind = type(part).__name__
     return f"{name} ({kind}) is given the stream as it is, without its norm: {', '.join(words)}"
+
+
+def with_held_conditions(case: Case, built: Built, x: Tensor, large: float) -> Tensor:
+    """Return the output for `large` times `x`; parts that make a condition of the whole give what they do for `x`.
+
+    A condition has no positions: `[B, D]`, pooled from the stream say. What it scales, by adaLN, grows with it, and
+    says nothing of where the norm stands.
+
+    Args:
+        case: off whose record the layer is called.
+        built: the layer.
+        x: `[B, T, D]`.
+        large: a factor on it.
+    """
+    given: dict[nn.Module, list[Tensor]] = {}
+
+    def is_condition(args: tuple[object, ...]) -> bool:
+        return bool(args) and all(isinstance(a, Tensor) and a.shape == (len(x), x.shape[-1]) for a in args)
+
+    def keep(module: nn.Module, args: tuple[object, ...], out: object) -> None:
+        if is_condition(args) and isinstance(out, Tensor):
+            given.setdefault(module, []).append(out)
+
+    def put_back(module: nn.Module, args: tuple[object, ...], out: object) -> object:
+        return given[module].pop(0) if is_condition(args) and given.get(module) else out
+
+    parts = [m for name, m in built.module.named_modules() if name]
+    with off_the_record(case), torch.no_grad():
+        for hook, factor in ((keep, 1.0), (put_back, large)):
+            with hooked([part.register_forward_hook(hook) for part in parts]):
+                out = case.call(built, x * factor)
+    return out.detach().double()

@@ -165,6 +165,8 @@ def _unseen(runs: CachedRuns) -> str | None:
             f"in a chunk of several tokens behind a filled cache, tokens see {far}: the causal mask is "
             f"{'missing' if max(reach) > 1 else 'off by one'} inside such a chunk" + (f" ({right})" if right else "")
         )
+    if told := _sinks_lost(by_step, allowed):
+        return told
     if bool((by_step & ~allowed).any()):
         back = max(t - s for t, s in (by_step & ~allowed).nonzero().tolist())
         least = max(t - s for t, s in allowed.nonzero().tolist())
@@ -188,6 +190,28 @@ def _unseen(runs: CachedRuns) -> str | None:
     return None
 
 
+def _sinks_lost(seen: Tensor, allowed: Tensor) -> str | None:
+    """Say that the first tokens, which are seen to the end though those behind them are not, are given up."""
+    missing = allowed & ~seen
+    lost = _columns(missing)
+    if not lost or lost != list(range(len(lost))) or bool(allowed[-1, len(lost)]) or bool(seen[-1, lost].any()):
+        return None
+    more = bool((seen & ~allowed).any())
+    return (
+        f"from step {int(missing.any(1).nonzero().min())} on cached steps do not see {_tokens(lost)}, which the whole "
+        f"run sees to the end{', and see later ones that it does not' if more else ''}: of what is kept the first ones "
+        f"(sinks) are given up{', and ones older than the window stay in their place' if more else ''}"
+    )
+
+
+def _columns(pairs: Tensor) -> list[int]:
+    return [s for s in range(pairs.shape[1]) if bool(pairs[:, s].any())]
+
+
+def _tokens(places: list[int]) -> str:
+    return f"token{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+
+
 def _without_blind_rows(seen: Tensor, allowed: Tensor) -> Tensor:
     """Leave out what lies ahead of tokens that see nothing of their past: without a key all weights are the same."""
     past = torch.ones_like(allowed).tril(-1)
@@ -201,9 +225,17 @@ def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: boo
     seen = _without_blind_rows(runs.seen([x.shape[1]], x), allowed)
     told = "single-token steps are right, and " if steps_right else ""
     told += "the whole sequence as one chunk already differs: "
-    if bool((seen & ~allowed).any()):
-        return f"{told}on the cached path tokens see later ones, its causal mask is missing"
     missing = allowed & ~seen
+    if bool((seen & ~allowed).any()):
+        if not bool(missing.any()):
+            return f"{told}on the cached path tokens see later ones, its causal mask is missing"
+        lost, early = _columns(missing), _columns(seen & ~allowed)
+        if max(lost) >= min(early):
+            return None
+        return (
+            f"{told}no token sees {_tokens(lost)} of the past, all see {_tokens(early)} in their place: keys of one "
+            "chunk are written over one another, where a chunk goes on behind the end of a page, say"
+        )
     if not bool(missing.any()):
         return None
     length = len(allowed)

@@ -357,4 +357,18 @@ def _enters(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
     if not place:
         return None
     told = f"what the mask hides reaches real positions {place}"
-    return told if "the mask is inverted" in place else f"{told}: no mask is applied there"
+    if "the mask is inverted" in place:
+        return told
+    return f"{told}{answer_to(lambda: _mixed(masked, x, mask)) or ': no mask is applied there'}"
+
+
+def _mixed(masked: Masked, x: Tensor, mask: Tensor) -> str | None:
+    """Say that tokens of other samples come through as those do that the mask hides."""
+    masks = torch.cat([mask, mask])
+    beside_one, beside_other = (masked(torch.cat([x, y]), masks)[:1] for y in (x, masked.stream.other(x)))
+    if not bool(masked.moved(beside_one, beside_other).any()):
+        return None
+    return (
+        ", and so do the tokens of other samples: they are mixed there, whatever the mask, as where what was sorted or "
+        "reshaped is not put back"
+    )
