@@ -162,6 +162,10 @@ def draws_cause(counts: Tensor, said: Tensor, whole: Tensor, temperature: float)
     rules: list[tuple[str, Callable[[], Tensor]]] = [
         ("every token is as likely as any other", lambda: torch.ones_like(said)),
         ("every token of a probability above 0 is as likely as any other", lambda: among.double()),
+        (
+            "the place of a token among the best is given for its number, which is not looked up",
+            lambda: said.sort(descending=True).values,
+        ),
         ("the least likely tokens are drawn most", lambda: torch.where(among, 1 / said.clamp(min=1e-300), 0.0)),
         (
             "argmax of p / u, with u uniform, where u must be exponential: likely tokens are drawn too often",

@@ -168,8 +168,11 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
     elif layer is built.module and began and _is_behind(began[-1], layer_lists(built.module, built.config)):
         return  # a stack whose last norm is behind its layers: of where theirs stand nothing is seen
     elif abs(size_of(made) - 1) < 1e-2 and _correlates(made, given):
-        asks = _QUESTION if began and is_norm(began[0]) else None
-        yield Finding("norm_placement", "post", "with silent sublayers a layer gives its normalised input", asks=asks)
+        first, last = (is_norm(began[n]) if began else False for n in (0, -1))
+        if not (first and last):  # with norms at both ends, as a Conformer's block, it is neither of the two
+            asks = _QUESTION if first else None
+            told = "with silent sublayers a layer gives its normalised input"
+            yield Finding("norm_placement", "post", told, asks=asks)
         yield Finding("residual", True, "with silent sublayers a layer gives its normalised input", told=False)
     elif not bool(made.any()):
         yield Finding("residual", False, "with silent sublayers nothing is left", is_fact=False, told=False)

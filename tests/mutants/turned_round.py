@@ -102,6 +102,23 @@ def joined_at_old_ranks() -> Subject:
 
 
 @fault(
+    "TK-old-piece",
+    "What comes off the queue of merges is joined as it was put there, though its neighbour is a longer piece by now",
+    killed_by=("tokenizer.bpe-merges",),
+    cause="the piece of the old pair is put there",
+)
+def joined_as_it_was() -> Subject:
+    def forward(model: BytePairEncoding, text: str) -> list[int]:
+        if any(special in text for special in model.specials):
+            return model.encode(text)
+        ranks: dict[tuple[str, ...], int] = {pair: n for n, pair in enumerate(model.merges)}
+        words = (by_old_ranks(list(letters(word)), ranks, as_it_was=True) for word in split_words(text))
+        return [model.vocabulary[piece] for word in words for piece in word]
+
+    return byte_pairs(forward=forward, build=lambda c: BytePairEncoding(_MERGES), train=None)
+
+
+@fault(
     "TK-longest-blank",
     "Viterbi's search never tries the longest pieces, and these have a blank inside",
     killed_by=("tokenizer.unigram",),

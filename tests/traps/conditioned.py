@@ -75,3 +75,42 @@ class _Convolved(nn.Module):
 @trap("conformer-of-kernels", "No nn.Linear acts beside attention: pointwise convolutions do")
 def convolved() -> Subject:
     return Subject(kind="layer", build=_Convolved, forward=_CALL, declares={"causal": False, "positions": "other"})
+
+
+class _Macaron(nn.Module):
+    """Half a feed-forward network before attention and half behind it, each with its norm, and a norm of the whole."""
+
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(c.d_model) for _ in range(4))
+        self.attention = _Attention(c)
+        self.ups = nn.ModuleList(nn.Linear(c.d_model, c.d_ff) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(c.d_ff, c.d_model) for _ in range(2))
+
+    def half(self, x: Tensor, n: int) -> Tensor:
+        return self.downs[n](F.silu(self.ups[n](self.norms[2 * n](x))))
+
+    def forward(self, x: Tensor, shown: Tensor) -> Tensor:
+        x = x + self.half(x, 0)
+        x = x + self.attention(self.norms[1](x), shown)
+        return self.norms[3](x + self.half(x, 1))
+
+
+class _Macarons(nn.Module):
+    def __init__(self, c: DrawnConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(_Macaron(c) for _ in range(c.num_layers))
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x, shown = self.tokens(tokens), _shown(tokens, attention_mask)
+        for block in self.blocks:
+            x = block(x, shown)
+        return x
+
+
+@trap("macaron", "A block begins with a norm, as pre-LN does, and ends with one, as post-LN does")
+def macarons() -> Subject:
+    return Subject(
+        kind="encoder", build=_Macarons, forward=_CALL, declares={"causal": False, "positions": "none", "norm": "layer"}
+    )

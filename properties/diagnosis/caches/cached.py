@@ -238,9 +238,7 @@ def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: boo
         )
     if not bool(missing.any()):
         return None
-    length = len(allowed)
-    first = int(seen[-1].nonzero().min())
-    if steps_right and first and all(not bool(missing[t, first:].any()) for t in range(length)):
+    if steps_right and not bool(seen[-1, _columns(missing)].any()):
         return (
             f"{told}its earlier tokens lose keys that they should see, the last one loses none: the cache is cut to "
             "what the last token sees before the chunk attends, not after"

@@ -34,10 +34,9 @@ class _Call:
     cached: int
     attentions: int
 
-    @property
-    def accepted(self) -> int:
-        """How many of the tokens behind the first are the best ones."""
-        agree = [a == b for a, b in zip(self.tokens[1:], self.best, strict=False)]
+    def accepted(self, begin: int) -> int:
+        """Return how many of the tokens from one on are the best ones."""
+        agree = [a == b for a, b in zip(self.tokens[begin:], self.best[begin - 1 :], strict=False)]
         return agree.index(False) if False in agree else len(agree)
 
 
@@ -57,15 +56,18 @@ def drafts_cause(runs: CachedRuns) -> str | None:
         ]  # drafts may be made without a cache
         for before, after in pairwise([*calls[:1], *cached]):
             is_prompt = before.cached < _LENGTH - 1
-            text = before.cached + len(before.tokens) if is_prompt else (text or before.cached) + before.accepted + 1
+            # a draft may stand behind the prompt in its call
+            begin = min(len(before.tokens), _LENGTH - before.cached) if is_prompt else 1
+            accepted = before.accepted(begin)
+            text = (before.cached if is_prompt else text or before.cached) + begin + accepted
             if after.cached == text:
                 continue
-            if is_prompt or len(before.tokens) < 2:
+            if len(before.tokens) <= begin:
                 return None  # it is not behind drafts that tokens are counted otherwise
             off.add(after.cached - text)
             told = told or (
-                f"behind {text - before.accepted - 1} tokens and a draft of {len(before.tokens) - 1}, of which "
-                f"{before.accepted} are accepted, the cache goes on with {after.cached} tokens where {text} belong to "
+                f"behind {text - accepted - (not is_prompt)} tokens and a draft of {len(before.tokens) - begin}, of "
+                f"which {accepted} are accepted, the cache goes on with {after.cached} tokens where {text} belong to "
                 "the text"
             )
             break

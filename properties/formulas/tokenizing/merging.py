@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import Counter
@@ -141,8 +142,15 @@ def looked_at(beside: Sequence[int]) -> Rule:
     return rule
 
 
-def by_old_ranks(symbols: list[str], ranks: Ranks) -> list[str]:
-    """Join what stands at the place of the entry with the least rank, whatever pair that was put there for."""
+def by_old_ranks(symbols: list[str], ranks: Ranks, *, as_it_was: bool = False) -> list[str]:
+    """Join what stands at the place of the entry with the least rank, whatever pair that was put there for.
+
+    Args:
+        symbols: of a word.
+        ranks: of the merges.
+        as_it_was: the piece of that pair is put there, though another pair is there by then.
+    """
+    pairs = {rank: pair for pair, rank in ranks.items()}
     row: list[str | None] = list(symbols)
     queue = [(ranks[pair], at) for at, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
     while queue:
@@ -152,7 +160,8 @@ def by_old_ranks(symbols: list[str], ranks: Ranks) -> list[str]:
         if row[at] is None or at == places[-1]:
             continue
         behind = places[places.index(at) + 1]
-        if (now := (str(row[at]), str(row[behind]))) not in ranks:
+        now = pairs[first[0]] if as_it_was else (str(row[at]), str(row[behind]))
+        if now not in ranks:
             continue
         row[at], row[behind] = "".join(now), None
         places.remove(behind)
@@ -184,6 +193,9 @@ _RULES: Iterable[tuple[str, Rule]] = (
     ("a pair that a merge makes with its neighbours is never joined: pairs are listed once", looked_at(())),
     ("what comes off the queue is not compared with the pair that stands there now: where a merge has changed it, "
      "another pair is joined at the rank of the old one, before merges learnt earlier", by_old_ranks),
+    ("what comes off the queue of merges is not compared with the pair that stands there now: the piece of the old "
+     "pair is put there, and the rest of the longer piece that its neighbour has become is lost",
+     functools.partial(by_old_ranks, as_it_was=True)),
     ("words are cut greedily into the longest pieces: merges are not applied at all", _longest_pieces),
     ("no merge is applied: words stay cut into their symbols", lambda symbols, _: symbols),
 )  # fmt: skip
