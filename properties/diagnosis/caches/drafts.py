@@ -56,8 +56,9 @@ def drafts_cause(runs: CachedRuns) -> str | None:
         ]  # drafts may be made without a cache
         for before, after in pairwise([*calls[:1], *cached]):
             is_prompt = before.cached < _LENGTH - 1
-            # a draft may stand behind the prompt in its call
-            begin = min(len(before.tokens), _LENGTH - before.cached) if is_prompt else 1
+            # a draft may stand behind the prompt in its call, where later calls have drafts; else it is filled up
+            most = _LENGTH - before.cached if any(len(c.tokens) > 1 for c in cached) else len(before.tokens)
+            begin = min(len(before.tokens), most) if is_prompt else 1
             accepted = before.accepted(begin)
             text = (before.cached if is_prompt else text or before.cached) + begin + accepted
             if after.cached == text:
