@@ -102,7 +102,8 @@ def a_silent_layer_is_the_identity(case: Case) -> None:
         case.close(got.double(), expected, "a post-LN layer with silent sublayers does not give its normalised input",
                    bound=2 * _EPS + 16 * rounding_bound(built.dtype, x.shape[-1], operations=4),
                    cause=lambda: _stream_cause(case, got, x))  # fmt: skip
-        _norms_follow_one_another(case)
+        if case.subject.fact("norm_placement") == "post":  # with norms at both ends of a layer it is not known
+            _norms_follow_one_another(case)
     case.witness()
 
 

@@ -114,3 +114,11 @@ def macarons() -> Subject:
     return Subject(
         kind="encoder", build=_Macarons, forward=_CALL, declares={"causal": False, "positions": "none", "norm": "layer"}
     )
+
+
+@trap("macaron-layer", "A layer begins with a norm and ends with one, and its stream does not pass the others")
+def macaron() -> Subject:
+    return Subject(
+        kind="layer", build=_Macaron, forward=lambda m, x, attention_mask=None: m(x, _shown(x, attention_mask)),
+        declares={"causal": False, "norm": "layer"},
+    )  # fmt: skip
