@@ -169,11 +169,10 @@ def place_of_norm(bench: Workbench) -> Iterator[Finding]:
         return  # a stack whose last norm is behind its layers: of where theirs stand nothing is seen
     elif abs(size_of(made) - 1) < 1e-2 and _correlates(made, given):
         first, last = (is_norm(began[n]) if began else False for n in (0, -1))
+        seen_so = "with silent sublayers a layer gives its normalised input"
         if not (first and last):  # with norms at both ends, as a Conformer's block, it is neither of the two
-            asks = _QUESTION if first else None
-            told = "with silent sublayers a layer gives its normalised input"
-            yield Finding("norm_placement", "post", told, asks=asks)
-        yield Finding("residual", True, "with silent sublayers a layer gives its normalised input", told=False)
+            yield Finding("norm_placement", "post", seen_so, asks=_QUESTION if first else None)
+        yield Finding("residual", True, seen_so, told=False)
     elif not bool(made.any()):
         yield Finding("residual", False, "with silent sublayers nothing is left", is_fact=False, told=False)
 

@@ -194,7 +194,9 @@ def _sinks_lost(seen: Tensor, allowed: Tensor) -> str | None:
     """Say that the first tokens, which are seen to the end though those behind them are not, are given up."""
     missing = allowed & ~seen
     lost = _columns(missing)
-    if not lost or lost != list(range(len(lost))) or bool(allowed[-1, len(lost)]) or bool(seen[-1, lost].any()):
+    if not lost or lost != list(range(len(lost))) or len(lost) == len(allowed):
+        return None
+    if bool(allowed[-1, len(lost)]) or bool(seen[-1, lost].any()):
         return None
     more = bool((seen & ~allowed).any())
     return (
@@ -238,6 +240,7 @@ def _one_chunk(runs: CachedRuns, x: Tensor, allowed: Tensor, *, steps_right: boo
         )
     if not bool(missing.any()):
         return None
+    # what the last one does not see is lost on the way through earlier tokens alone: as a step of its own it is right
     if steps_right and not bool(seen[-1, _columns(missing)].any()):
         return (
             f"{told}its earlier tokens lose keys that they should see, the last one loses none: the cache is cut to "
