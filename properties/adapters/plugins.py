@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 GROUP = "veriformer.plugins"
 """Of entry points: a package that is installed names its plug-ins there, each a module."""
@@ -38,6 +40,12 @@ def installed() -> list[Plugin]:
     Raises:
         PluginError: one is no module, or two have one name.
     """
+    return list(_found_on(tuple(sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _found_on(path: tuple[str, ...]) -> tuple[Plugin, ...]:
+    """Return the plug-ins of the packages that a search path has: every package is looked at once."""
     from importlib.metadata import entry_points
 
     found: dict[str, Plugin] = {}
@@ -47,7 +55,7 @@ def installed() -> list[Plugin]:
         if point.attr:
             raise PluginError(f"the plug-in {one} is {point.value!r}; its entry point must name a module alone")
         add(found, one)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def add(found: dict[str, Plugin], one: Plugin) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from threading import current_thread, main_thread
 from time import perf_counter, thread_time  # bound here: what is judged may put something else into the module
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from veriformer.properties.adapters.shadows import shadow
-from veriformer.properties.bench.isolation import kept_flags
+from veriformer.properties.bench.isolation import flags, put_back
 from veriformer.properties.results.clocks import OURS, PULSE, counted
 from veriformer.properties.subject.raised import printable, told
 
@@ -60,6 +59,11 @@ class SubjectTimeoutError(BaseException):
 
 _inside = [0.0]
 """Seconds that this process has been in somebody's code; a call inside of a call is counted once."""
+
+_HAS_TIMER = hasattr(signal, "setitimer")
+_ALARM, _REAL = (int(signal.SIGALRM), int(signal.ITIMER_REAL)) if _HAS_TIMER else (0, 0)
+_handle: Callable[..., Any] = getattr(sys.modules.get("_signal"), "signal", signal.signal)
+"""What `signal.signal` calls; the rest of it finds names for numbers, for ten times as long."""
 
 _WAITING = 40.0
 """Seconds that a subject which waits may take beside what is granted; a busy machine where it tells of no waiting."""
@@ -110,9 +114,9 @@ def limited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     Raises:
         SubjectTimeoutError: it took longer than `seconds`.
     """
-    before = PULSE.begin(seconds)
+    before, kept = PULSE.begin(seconds), flags()
     try:
-        with kept_flags(), _time_limit(seconds), warnings.catch_warnings():
+        with _TimeLimit(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             started = perf_counter()
             try:
@@ -120,6 +124,8 @@ def limited(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             finally:
                 if before[0] == OURS:  # the outermost of calls in calls
                     _inside[0] += perf_counter() - started
+                if flags() != kept:
+                    put_back(kept)
     except SubjectTimeoutError:
         PULSE.hung()
         raise
@@ -254,37 +260,43 @@ def _waiting() -> float:
     return _last[1]
 
 
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+class _TimeLimit:
     """Raise SubjectTimeoutError when the block runs longer; needs the main thread of a Unix process, else no limit.
 
     Only seconds that count do (see `counted`), and what torch imports of itself on the way starts the clock anew. A
     hang inside a C extension, or where exceptions are swallowed, is not ended by this: on the command line the process
     that waits for the answer keeps the limit, too.
+
+    Args:
+        seconds: of one block; 0 or less: no limit.
     """
-    if seconds <= 0 or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    began, imported = perf_counter() - _waiting(), len(sys.modules)
 
-    def stop(signum: int, frame: object) -> None:
-        nonlocal began, imported
-        if len(sys.modules) != imported:
-            began, imported = counted(), len(sys.modules)
-            PULSE.restart()
-        if (left := seconds - (counted() - began)) > 0:
-            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._holds = seconds > 0 and _HAS_TIMER and current_thread() is main_thread()
+
+    def __enter__(self) -> None:
+        if not self._holds:
             return
-        raise SubjectTimeoutError(f"one call of the subject took longer than {seconds:g} s")
+        self._began, self._imported = perf_counter() - _waiting(), len(sys.modules)
+        self._before = _handle(_ALARM, self._stop)
+        self._remaining, self._interval = signal.setitimer(_REAL, self._seconds)
+        self._started = perf_counter()
 
-    before = signal.signal(signal.SIGALRM, stop)
-    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    started = perf_counter()
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if remaining:
-            left = max(remaining - (perf_counter() - started), 1e-3)
-            signal.setitimer(signal.ITIMER_REAL, left, interval)
+    def __exit__(self, *raised: object) -> None:
+        if not self._holds:
+            return
+        signal.setitimer(_REAL, 0)
+        _handle(_ALARM, self._before)
+        if self._remaining:
+            left = max(self._remaining - (perf_counter() - self._started), 1e-3)
+            signal.setitimer(_REAL, left, self._interval)
+
+    def _stop(self, signum: int, frame: object) -> None:
+        if len(sys.modules) != self._imported:
+            self._began, self._imported = counted(), len(sys.modules)
+            PULSE.restart()
+        if (left := self._seconds - (counted() - self._began)) > 0:
+            signal.setitimer(_REAL, max(left, 1e-3))
+            return
+        raise SubjectTimeoutError(f"one call of the subject took longer than {self._seconds:g} s")

@@ -45,6 +45,7 @@ class Tally:
     reach: dict[str, list[Any]] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
     wants_float64: bool = False
+    reached: dict[tuple[Any, ...], object] = field(default_factory=dict)
 
     def note(self, error: float, tolerance: float) -> None:
         """Keep the comparison if its margin is the worst so far."""

@@ -84,6 +84,7 @@ def _draws(line: Line) -> tuple[str, ...]:
 
 _SHORT = (
     ("draw_normal", "torch.randn", ", dtype=torch.float64"),
+    ("draw_single", "torch.randn", ", dtype=torch.float32"),
     ("draw_whole", "torch.randint", ""),
     ("draw_uniform", "torch.rand", ""),
 )
@@ -117,7 +118,7 @@ def _drawn_in_short(lines: Sequence[Line], verdict: Sequence[str]) -> tuple[list
 
 _MANY = 4  # draws, from which on their names are worth a line
 _IDLE = "# drawn, and not used here"
-_OF_SIZE = re.compile(r"(draw_normal|draw_uniform)\((\(.*\))\)")
+_OF_SIZE = re.compile(r"(draw_normal|draw_single|draw_uniform)\((\(.*\))\)")
 
 
 def _idle(text: str) -> str:

@@ -196,7 +196,7 @@ _REDRAWING = """def redrawn_to_unit_gain(model):  # the small weights of a fresh
     generator = torch.Generator().manual_seed({seed})
     tables = {{id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}}
     for p in model.parameters():
-        noise, old = torch.randn(p.shape, generator=generator, dtype=torch.float64), p.detach().double()
+        noise, old = torch.randn(p.shape, generator=generator, dtype={drawn}), p.detach().double()
         value = old * (1 + 0.25 * noise.clamp(-2, 2)) + 0.05 * noise
         if p.ndim >= 2:
             value = noise if id(p) in tables else noise / p[0].numel() ** 0.5
@@ -215,7 +215,11 @@ def redrawing_of(models: Sequence[Any]) -> str:
         for p in parameters
     )
     others = [m for m in modules if type(m).__name__ == "Conv1D" or getattr(m, "padding_idx", None) is not None]
-    return _REDRAWING.format(seed=WEIGHT_SEED) if usual and not others else ""
+    if not usual or others:
+        return ""
+    is_small = all(p.numel() <= 2048 for p in parameters)
+    drawn = "torch.float64" if is_small else "torch.float64 if p.numel() <= 2048 else torch.float32"
+    return _REDRAWING.format(seed=WEIGHT_SEED, drawn=drawn)
 
 
 def names_made(chunks: Iterable[str]) -> frozenset[str]:

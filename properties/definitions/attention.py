@@ -18,9 +18,7 @@ def softmax_oracle(scores: Tensor) -> Tensor:
         scores: `[..., S]`.
     """
     wide = scores.detach().double()
-    largest = wide.amax(dim=-1, keepdim=True)
-    largest = torch.where(largest.isinf() & (largest < 0), torch.zeros_like(largest), largest)
-    weights = (wide - largest).exp()
+    weights = (wide - _finite(wide.amax(dim=-1, keepdim=True))).exp()
     return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 
 
@@ -73,13 +71,42 @@ def long_row_bound(scores: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
         exact: their softmax in float64.
         dtype: of the arithmetic.
     """
-    wide, width = scores.detach().double(), scores.shape[-1]
-    top = wide.amax(dim=-1, keepdim=True)
-    depth = (top - wide).nan_to_num(0.0, 0.0, 0.0)
+    wide = scores.detach().double()
+    top = _finite(wide.amax(dim=-1, keepdim=True))
+    return _bound_of_depths((top - wide).clamp_(max=_NOTHING), top, exact, dtype)
+
+
+def softmax_of_long_rows(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return `softmax_oracle` and `long_row_bound` of the same rows, which share most of their work.
+
+    Args:
+        scores: `[..., S]`.
+        dtype: of the arithmetic.
+    """
+    wide = scores.detach().double()
+    top = _finite(wide.amax(dim=-1, keepdim=True))
+    depths = (top - wide).clamp_(max=_NOTHING)
+    exact = depths.neg().exp_()
+    exact /= exact.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return exact, _bound_of_depths(depths, top, exact, dtype)
+
+
+_NOTHING = 1000.0
+"""A depth below the maximum from which on exp is 0 in float64, and so is whatever it is multiplied with."""
+
+
+def _finite(top: Tensor) -> Tensor:
+    """Return the maxima of rows; 0 of a row of -inf throughout."""
+    return torch.where(top.isinf() & (top < 0), torch.zeros_like(top), top)
+
+
+def _bound_of_depths(depths: Tensor, top: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn how far entries lie below the maximum of their row into the bound of `long_row_bound`, in place."""
+    width = depths.shape[-1]
     summing = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = ((top.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * math.log(width)) * epsilon(dtype)).clamp(max=math.log(width))
-    relative = (depth + 4) * epsilon(dtype) + torch.expm1(exponent) + width * epsilon(summing)
-    return exact * relative + underflow(dtype)
+    same = torch.expm1(exponent) + (4 * epsilon(dtype) + width * epsilon(summing))
+    return depths.mul_(epsilon(dtype)).add_(same).mul_(exact).add_(underflow(dtype))
 
 
 def attention_oracle(

@@ -51,7 +51,8 @@ def exact_attention(
     dtype, repeats = query.dtype, query.shape[1] // key.shape[1]
     q, k, v = (x.detach().to("cpu", torch.float64) for x in (query, key, value))
     k, v = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (k, v))
-    weights = (q * scale) @ k.mT
+    scaled = q * scale
+    weights = scaled @ k.mT
     slope = None
     if soft_cap is not None:
         weights = (weights / soft_cap).tanh_()
@@ -76,12 +77,12 @@ def exact_attention(
     if slope is not None:
         d_scores *= slope
         relative = relative + 2 * score_error / min(soft_cap or 1.0, 1.0)  # |d (1 - tanh^2)| < 2 / c
-    d_query, d_key = d_scores @ k * scale, d_scores.mT @ (q * scale)
+    d_query, d_key = d_scores @ k * scale, d_scores.mT @ scaled
     relative = relative + rounding_bound(dtype, v.shape[-1], operations=2) + rounding_bound(dtype, q.shape[-2])
     wide = w.norm(dim=-1, keepdim=True) * relative  # [B, H, T, 1]
     sides = v.norm(dim=-1, keepdim=True)  # [B, H, S, 1]
     joints = epsilon(dtype) / 2 * (k.shape[-2] // _BLOCK)
-    loose = weights + joints / relative
+    loose = weights.add_(joints / relative)
     seen = loose @ sides
     of_query = 2 * wide * seen * k.abs().amax(-2, keepdim=True) * scale
     columns = loose.mT @ torch.cat([wide, wide * seen, relative], -1)  # sums over T

@@ -198,8 +198,15 @@ class Calling(Drawing):
             self.bench.tally.paths[form] = self.bench.tally.paths.get(form, 0) + 1
         output = self._called(built, args, given, path)
         self._called_with = (args, given)
-        self.bench.tally.note_reach(_sizes_of(self.subject, built, args))
+        self._note_reach(built, args)
         return output
+
+    def _note_reach(self, built: Built, args: tuple[Any, ...]) -> None:
+        """Keep what was reached; the same sizes are looked at once in a property."""
+        tally, key = self.bench.tally, (id(built.config), built.dtype, *(x.shape for x in args if type(x) is Tensor))
+        if key not in tally.reached:
+            tally.reached[key] = built.config  # held, so that no other one is given its id
+            tally.note_reach(_sizes_of(self.subject, built, args))
 
     def _called(self, built: Built, args: tuple[Any, ...], given: dict[str, Any], path: Path) -> Tensor:
         mask = given.get("attention_mask")

@@ -21,7 +21,7 @@ from veriformer.properties.bench.measured import (
 )
 from veriformer.properties.bench.noise import least_tolerance
 from veriformer.properties.bench.pool import Built
-from veriformer.properties.definitions.differences import non_finite, size_of, worst_difference
+from veriformer.properties.definitions.differences import non_finite, size_of, why_vacuous, worst_difference
 from veriformer.properties.definitions.rounding import GAP, epsilon
 from veriformer.properties.engine.calling import Calling
 from veriformer.properties.engine.own_rounding import tolerance_at
@@ -378,14 +378,8 @@ def _refuse_vacuous(got: Tensor, expected: Tensor, what: str, *, constants_allow
     Raises:
         VacuousCheckError: no elements, shared storage, or constants on both sides.
     """
-    if got.numel() == 0:
-        raise VacuousCheckError(f"{what}: nothing to compare (shape {list(got.shape)})")
-    if got.data_ptr() == expected.data_ptr() and got.data_ptr() != 0 and got.stride() == expected.stride():
-        raise VacuousCheckError(f"{what}: a tensor is compared with itself")
-    if constants_allowed or got.numel() < 3:
-        return
-    if bool((got == got.flatten()[0]).all()) and bool((expected == expected.flatten()[0]).all()):
-        raise VacuousCheckError(f"{what}: both sides are the same constant everywhere, which no fault would disturb")
+    if why := why_vacuous(got, expected, constants_allowed=constants_allowed):
+        raise VacuousCheckError(f"{what}: {why}")
 
 
 def _words_of(unit: float | Tensor, *, is_derived: bool) -> str:

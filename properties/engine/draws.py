@@ -48,7 +48,9 @@ class HypothesisDraws:
 
     def __init__(self, data: st.DataObject, fixed: Mapping[str, Any] | None = None) -> None:
         # below `data.draw`, which prints every choice for a reader: ours are told by the case
-        self._draw = data.conjecture_data.draw if hasattr(data, "conjecture_data") else data.draw
+        below = getattr(data, "conjecture_data", None)
+        self._draw = below.draw if below is not None else data.draw
+        self._number = getattr(below, "draw_integer", None)
         self._fixed = dict(fixed or {})
 
     def says(self, label: str) -> bool:  # noqa: D102
@@ -59,14 +61,18 @@ class HypothesisDraws:
             if not low <= self._fixed[label] <= high:
                 reject()
             return int(self._fixed[label])
-        return self._draw(st.integers(low, high))
+        return self._between(low, high)
+
+    def _between(self, low: int, high: int) -> int:
+        """Draw an integer in [low, high] below `st.integers`, whose own work takes as long as a small case."""
+        return int(self._number(low, high) if self._number else self._draw(st.integers(low, high)))
 
     def choice(self, label: str, options: Sequence[Any]) -> Any:  # noqa: D102
         if label in self._fixed:
             if self._fixed[label] not in options:
                 reject()
             return self._fixed[label]
-        return options[self._draw(st.integers(0, len(options) - 1))]
+        return options[self._between(0, len(options) - 1)]
 
     def permutation(self, label: str, size: int) -> list[int]:  # noqa: D102
         return list(self._draw(st.permutations(range(size))))

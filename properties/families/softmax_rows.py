@@ -12,7 +12,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.bench.watches import CostWatch
 from veriformer.properties.causes.structure import off_the_record
-from veriformer.properties.definitions.attention import long_row_bound, softmax_oracle
+from veriformer.properties.definitions.attention import softmax_of_long_rows, softmax_oracle
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.diagnosis.hidden_blocks import hidden_block_cause
 from veriformer.properties.diagnosis.lengths import wrong_lengths
@@ -189,13 +189,13 @@ def _weights(
         got = softmaxed(case, built, scores, dim)
     except SubjectError:
         return False
-    exact = softmax_oracle(rows)
+    exact, bound = case.apply(softmax_of_long_rows, rows, rows.dtype)
     half = rows.dtype in _HALVES
     case.close(
         got.movedim(dim, -1).reshape(rows.shape),
         exact.to(got.device),
         f"in {of} of {width} scores{_in(rows.dtype)} a weight is not that of float64",
-        bound=long_row_bound(rows, exact, rows.dtype),
+        bound=bound,
         constants_allowed=True,
         cause=lambda: _cause(case, built, rows.dtype, right, width, kinds) if kinds else _rows_cause(case, built, rows),
         asks=("half_precision", False) if half else None,
@@ -239,10 +239,11 @@ def _gradient(case: Case, built: Built, rows: Tensor) -> None:
         (got,) = torch.autograd.grad((weights * probe).sum(), leaf)
     except (SubjectError, RuntimeError):  # it is written for inference, or says that it has no such gradient
         return
-    exact, wide, width = softmax_oracle(rows), probe.double(), rows.shape[-1]
+    exact, bound = case.apply(softmax_of_long_rows, rows, rows.dtype)
+    wide, width = probe.double(), rows.shape[-1]
     mean = (exact * wide).sum(-1, keepdim=True)
     summing = width * epsilon(rows.dtype) * (exact * wide.abs()).sum(-1, keepdim=True)
-    error = (long_row_bound(rows, exact, rows.dtype) * (wide.abs() + mean.abs())).sum(-1, keepdim=True)
+    error = (bound * (wide.abs() + mean.abs())).sum(-1, keepdim=True)
     case.close(
         got,
         (exact * (wide - mean)).to(got.device),
@@ -318,8 +319,8 @@ def _worst_rows(case: Case, built: Built, dtype: torch.dtype, width: int, kinds:
     ordinary = torch.randn(len(kinds), width, generator=generator, dtype=torch.float64).to(case.bench.device, dtype)
     for peak, at in ((80.0, 0), (1e4, _BLOCK - 1)):
         rows = placed(ordinary, peak, at, kinds)
-        exact = softmax_oracle(rows)
-        off = (softmaxed(case, built, rows).detach().double() - exact).abs() / long_row_bound(rows, exact, dtype)
+        exact, bound = softmax_of_long_rows(rows, dtype)
+        off = (softmaxed(case, built, rows).detach().double() - exact).abs() / bound
         bad = ~(off <= 1).all(-1)
         found |= {kinds[row] for row in bad.nonzero().flatten().tolist()}
     return sorted(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from veriformer.properties.bench.isolation import kept_generators
 from veriformer.properties.bench.profiles import Settings
 from veriformer.properties.engine.property import Property
 from veriformer.properties.engine.searching.planning import Plan
@@ -37,8 +38,9 @@ def run(
     started = time.perf_counter()
     report = Report([], settings.seed, settings.profile, settings.device)
     report.properties = {p.id: p.told for p in properties}
-    report.canaries = send((s.kind for s in subjects), properties, settings)
-    report.subjects += [judge_subject(subject, properties, settings, on_result, on_plan) for subject in subjects]
+    with kept_generators():
+        report.canaries = send((s.kind for s in subjects), properties, settings)
+        report.subjects += [judge_subject(subject, properties, settings, on_result, on_plan) for subject in subjects]
     report.seconds = time.perf_counter() - started
     return report
 

@@ -30,8 +30,9 @@ def apply_deviations(report: Report, deviations: Deviations) -> None:
     What does not apply to a subject of which something else fails says nothing of an entry: it may be for that failure.
     """
     unfit: list[tuple[Deviation, SubjectReport, Result]] = []
+    judged = {r.id for r in report.results}
     for entry in deviations.entries:
-        if not entry.fits(report):
+        if entry.property not in judged or not entry.fits(report):
             continue
         matching = _spoken_of(report, entry)
         failing = [r for r in matching if entry.excuses(r.outcome)]
@@ -60,8 +61,8 @@ def _says_why_not(subject: SubjectReport, result: Result) -> bool:
 
 
 def _with_subjects(report: Report, entry: Deviation) -> list[tuple[SubjectReport, Result]]:
-    results = [(s, r) for s in report.subjects for r in s.results if r.id == entry.property]
-    return [(s, r) for s, r in results if entry.speaks_of(s.name, s.target)]
+    subjects = [s for s in report.subjects if entry.speaks_of(s.name, s.target)]
+    return [(s, r) for s in subjects for r in s.results if r.id == entry.property]
 
 
 def _spoken_of(report: Report, entry: Deviation) -> list[Result]:

@@ -32,7 +32,6 @@ WITHOUT_SCRIPT = {
     ),
     "RS-norm-of-branch": "the parts of the model are read by what flows through it",
     "PM-mean-of-blocks": "what is pooled and what comes of it is watched while the model runs",
-    "TK-dropout": "what it does is drawn anew each time, so the case does not end in the same way again",
     **dict.fromkeys(
         ("twin-activation", "twin-branch", "twin-embedding", "twin-gain", "twin-logits", "twin-values"),
         "the twin is built by the whole reference, which a script that imports nothing of ours cannot do",
@@ -42,6 +41,9 @@ WITHOUT_SCRIPT = {
     "IN-never-written": "what memory holds where nothing was written is no call that a script could make",
 }
 """Faults whose first failure has no standalone script, each with the reason."""
+
+DRAWN_ANEW = ("TK-dropout",)
+"""Faults that do something else each time: whether there is a script, and whether it ends the same way, is chance."""
 
 READ = 60
 """Lines of a script that one reads: those above what it copies. One screen."""
@@ -81,6 +83,8 @@ def test_fault_is_noticed(mutant: Fault, monkeypatch: pytest.MonkeyPatch) -> Non
     assert silent or mutant.id in MISLED or any(mutant.names(text) for text in told), told
     first = next(r.counterexample for r in results if r.id == mutant.killed_by[0])
     assert first is not None
+    if mutant.id in DRAWN_ANEW:
+        return
     assert bool(first.script) == (mutant.id not in WITHOUT_SCRIPT)
     if first.script:
         read, copied, _ = first.script.partition(COPIED)
