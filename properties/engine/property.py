@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from veriformer.properties.subject.kinds import KINDS
@@ -85,7 +86,7 @@ class Property:
     @property
     def told(self) -> dict[str, str]:
         """What it states, in words: for a report."""
-        why = inspect.cleandoc(self.explanation)
+        why = _clean(self.explanation)
         return {"statement": self.statement, "formula": self.formula, "source": self.source, "why": why}
 
     @property
@@ -213,3 +214,8 @@ def _file_of(check: Callable[..., Any]) -> str:
 def registered() -> Mapping[str, Property]:
     """Return the properties of the families that were imported so far, by id; see `judging.catalogue` for all."""
     return _REGISTRY
+
+
+@cache
+def _clean(explanation: str) -> str:
+    return inspect.cleandoc(explanation)

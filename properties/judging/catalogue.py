@@ -20,10 +20,15 @@ def catalogue() -> Mapping[str, Property]:
 
     Imports the families on first use.
     """
+    _import_families()
+    return dict(sorted(registered().items(), key=lambda item: _place_of(item[1])))
+
+
+@functools.cache
+def _import_families() -> None:
     package = importlib.import_module(FAMILIES)
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return dict(sorted(registered().items(), key=lambda item: _place_of(item[1])))
 
 
 def _place_of(prop: Property) -> tuple[bool, str, int]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+from hypothesis import control as _control
 from hypothesis import core as _core
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers as _providers
 
+control: Any = _control
 core: Any = _core  # its names are not for us: each is looked for before it is used
 providers: Any = _providers
 _NAMES = ("_get_local_constants", "CONSTANTS_CACHE")
 _SEEDS = "deterministic_PRNG"
+_WARNS = "deprecate_random_in_strategy"
 _OURS: LRUCache[Any, Any] = LRUCache(1024)
 
 
@@ -42,6 +45,8 @@ def alone() -> Iterator[None]:
     Python's and NumPy's generators are seeded before every example, and are not what they were when the block ends.
     """
     ours: list[tuple[Any, str, Any]] = [(core, _SEEDS, _seeded)] if hasattr(core, _SEEDS) else []
+    if hasattr(control, _WARNS):  # it compares the state of Python's generator before and after `st.data()`
+        ours.append((control, _WARNS, lambda *words: nullcontext()))
     if all(hasattr(providers, name) for name in (*_NAMES, "Constants")):
         none = providers.Constants()
         ours += [(providers, _NAMES[0], lambda: none), (providers, _NAMES[1], _OURS)]
