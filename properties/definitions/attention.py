@@ -73,7 +73,8 @@ def long_row_bound(scores: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     """
     wide = scores.detach().double()
     top = _finite(wide.amax(dim=-1, keepdim=True))
-    return _bound_of_depths((top - wide).clamp_(max=_NOTHING), top, exact, dtype)
+    depths, of_all = (top - wide).clamp(max=_NOTHING), _error_of_all(top, scores.shape[-1], dtype)
+    return depths.mul(epsilon(dtype)).add(of_all).mul(exact) + underflow(dtype)
 
 
 def softmax_of_long_rows(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,8 @@ def softmax_of_long_rows(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     depths = (top - wide).clamp_(max=_NOTHING)
     exact = depths.neg().exp_()
     exact /= exact.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return exact, _bound_of_depths(depths, top, exact, dtype)
+    of_all = _error_of_all(top, scores.shape[-1], dtype)
+    return exact, depths.mul_(epsilon(dtype)).add_(of_all).mul_(exact).add_(underflow(dtype))  # in place: rows are long
 
 
 _NOTHING = 1000.0
@@ -97,16 +99,14 @@ _NOTHING = 1000.0
 
 def _finite(top: Tensor) -> Tensor:
     """Return the maxima of rows; 0 of a row of -inf throughout."""
-    return torch.where(top.isinf() & (top < 0), torch.zeros_like(top), top)
+    return top.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0)
 
 
-def _bound_of_depths(depths: Tensor, top: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn how far entries lie below the maximum of their row into the bound of `long_row_bound`, in place."""
-    width = depths.shape[-1]
+def _error_of_all(top: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return by how much all weights of a row err relatively, whatever their depth, from its maximum `[..., 1]`."""
     summing = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = ((top.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * math.log(width)) * epsilon(dtype)).clamp(max=math.log(width))
-    same = torch.expm1(exponent) + (4 * epsilon(dtype) + width * epsilon(summing))
-    return depths.mul_(epsilon(dtype)).add_(same).mul_(exact).add_(underflow(dtype))
+    return torch.expm1(exponent) + (4 * epsilon(dtype) + width * epsilon(summing))
 
 
 def attention_oracle(
