@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,12 +41,20 @@ def installed() -> list[Plugin]:
     Raises:
         PluginError: one is no module, or two have one name.
     """
-    return list(_found_on(tuple(sys.path)))
+    return list(_found_on(tuple((folder, _changed(folder)) for folder in sys.path)))
+
+
+def _changed(folder: str) -> int:
+    """Return when something was last added to a folder, or taken from it; 0 for what is none."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=1)
-def _found_on(path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """Return the plug-ins of the packages that a search path has: every package is looked at once."""
+def _found_on(path: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
+    """Return the plug-ins of the packages on a search path: each is looked at once, as long as no folder changes."""
     from importlib.metadata import entry_points
 
     found: dict[str, Plugin] = {}
