@@ -156,8 +156,23 @@ def _weighed(case: Case, width: int, wrong: list[int]) -> str | None:
         if float((of @ weights - given).abs().max()) > 1e-6 * float(given.abs().max()):
             continue
         if float((weights - 1 / width).abs().max()) > 1e-6:
-            told.append(f"in the {name} {_runs(weights, wrong)}")
+            told.append(f"in the {name} {_by_halves(weights) or _runs(weights, wrong)}")
     return f"at width {width}, where each should enter by 1/{width}, {', and '.join(told)}" if told else None
+
+
+def _by_halves(weights: Tensor) -> str | None:
+    """Say of how many channels the tiles are whose means are joined as if both sides had as many."""
+    width = len(weights)
+    for tile in range(1, width):
+        sizes = [min(tile, width - start) for start in range(0, width, tile)]
+        shares = [0.5 ** max(len(sizes) - max(number, 1), 1) for number in range(len(sizes))]
+        each = [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
+        if float((weights - torch.tensor(each).to(weights)).abs().max()) < 1e-6:
+            return (
+                f"tiles of {tile} channels are joined by halves, as (a + b) / 2: what is joined already counts no more "
+                "than the next tile, however many channels it has"
+            )
+    return None
 
 
 def _runs(weights: Tensor, wrong: list[int]) -> str:

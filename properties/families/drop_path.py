@@ -36,7 +36,7 @@ _OF_TWO = 4
 _NEAR = 0.1
 """By which a share of 512 samples is near another one."""
 
-_FEW, _CALLS, _SKIPPED = 3, 24, 20
+_FEW, _CALLS, _SKIPPED = 3, 64, 20
 """Equal samples, calls, and outcomes: four branches that are skipped as one for a whole batch have sixteen at most."""
 
 _NEARLY = 1e-4

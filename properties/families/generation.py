@@ -15,6 +15,7 @@ from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.structure import off_the_record
 from veriformer.properties.definitions.differences import size_of, worst_difference
+from veriformer.properties.diagnosis.caches.drafts import ECHO
 from veriformer.properties.diagnosis.caches.generating import generate_cause
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_part
@@ -73,7 +74,22 @@ def generation_does_not_depend_on_the_cache(case: Case) -> None:
             is_plain = _judge_logits(case, built, got, rows, manner)
     if case.walks_all_paths:
         judge_beyond(case, built)
+        _judge_echoes(case, built)
     case.witness()
+
+
+def _judge_echoes(case: Case, built: Built) -> None:
+    """Go on from texts whose last words stood there before, and were followed by others: what is looked up is refused.
+
+    One word, or two, are what drafts are looked up by; a text without repeated ones has no drafts.
+    """
+    steps = min(_STEPS, (longest_of(case, built) or 1 << 30) - len(ECHO))
+    if steps < 1 or (case.subject.longest or 1 << 30) < len(ECHO) + steps:
+        return
+    built, texts = _telling(case, built, case.tokens(_PROMPTS, max(ECHO) + 1)[:, list(ECHO)], steps)
+    got, _ = generated(case, built, texts, steps, use_cache=True)
+    for sample in range(2):
+        _judge_greedy(case, built, got[sample], texts[sample], "with the cache, behind a text that repeats words")
 
 
 def _telling(case: Case, built: Built, tokens: Tensor, steps: int) -> tuple[Built, Tensor]:

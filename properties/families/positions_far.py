@@ -25,6 +25,7 @@ from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.property import holds
 from veriformer.properties.families.far_buckets import buckets_begin_as_published, settled
 from veriformer.properties.families.positions_asked import Counting, asked, claimed, countings, made, sized, widened
+from veriformer.properties.formulas.angle_sums import angle_sum_cause
 from veriformer.properties.formulas.counting import all_rows_differ, counting_cause, distance_cause, row_cause
 from veriformer.properties.formulas.moved_rows import moved_rows
 from veriformer.properties.formulas.relative_biases import is_geometric, slope_cause, slopes_by
@@ -153,9 +154,9 @@ def _table_cause(
         if not bool(wrong[:-1].any()):
             return f"all columns are right but the last, which has no partner in an odd width ({width})"
         return None
-    told = [
-        counting_cause(*paired(rows, layout), positions, width, base, paired(bound, layout)[0])
-        for layout in ((declared,) if declared else ("interleaved", "halves"))
+    layouts = (str(declared),) if declared else ("interleaved", "halves")
+    told = [angle_sum_cause(*paired(rows, layout), positions, base, float(bound.amax())) for layout in layouts] + [
+        counting_cause(*paired(rows, layout), positions, width, base, paired(bound, layout)[0]) for layout in layouts
     ]
     return next((cause for cause in told if cause), None)
 

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from veriformer.properties.bench.guards import SubjectError
 from veriformer.properties.bench.pool import Built
 from veriformer.properties.causes.sinusoids import table_cause
+from veriformer.properties.definitions.angles import paired
 from veriformer.properties.definitions.rounding import epsilon
 from veriformer.properties.definitions.sinusoids import closed_form, table_bound
 from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.premises import needs_fact, needs_module
 from veriformer.properties.engine.property import holds
+from veriformer.properties.formulas.angle_sums import angle_sum_cause
 from veriformer.properties.formulas.moved_rows import moved_rows, period_cause
 
 _KIND = ("positions",)
@@ -56,7 +58,16 @@ def _cause(case: Case, table: Tensor) -> str | None:
     """Name the wrong formula of the table, or the positions whose rows stand elsewhere."""
     base, layout = float(case.subject.fact("base", 10000.0)), _layout(case, table)
     offset = case.subject.fact("position_offset", 0)
-    return table_cause(table, base, layout) or moved_rows(table, base, layout, offset) or period_cause(table)
+    told = table_cause(table, base, layout) or moved_rows(table, base, layout, offset)
+    return told or _of_two_angles(table, base, layout, offset) or period_cause(table)
+
+
+def _of_two_angles(table: Tensor, base: float, layout: str, offset: int) -> str | None:
+    length, width = table.shape
+    if width % 2:
+        return None
+    bound = 4 * float(table_bound(length, width, base, layout, table.dtype).amax())
+    return angle_sum_cause(*paired(table, layout), torch.arange(length) + offset, base, bound)
 
 
 @holds(
@@ -73,8 +84,8 @@ def the_table_is_the_closed_form(case: Case) -> None:
     to position 10^6 in profile thorough. An undeclared channel order may be interleaved or halves.
     """
     built = case.built()
-    lengths = [n for n in _LENGTHS[case.bench.settings.profile] if n <= _reach(case)] or [_reach(case)]
-    length = case.choice("T", lengths)
+    lengths = {min(n, _reach(case)) for n in _LENGTHS[case.bench.settings.profile]}
+    length = case.choice("T", sorted(lengths))
     table = _table(case, built, length)
     base, layout = float(case.subject.fact("base", 10000.0)), _layout(case, table)
     case.close(

@@ -331,7 +331,7 @@ def _cause(case: Case, built: Built, dtype: torch.dtype, right: int, wrong: int,
     with off_the_record(case):
         if told := hidden_block_cause(lambda x: softmaxed(case, built, x), torch.zeros((), dtype=dtype)):
             return told
-        if told := streamed_rows_cause(case, built):
+        if told := one_maximum_for_all(case, built) or streamed_rows_cause(case, built):
             return told
         if dtype in _HALVES and (told := _stuck(case, built, dtype)):
             return told

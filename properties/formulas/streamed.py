@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 _LARGEST = 256
+_LITTLE = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8 * math.log(2), 6.0, 8.0, 10.0, 12.0, 16.0)
+"""By how much a maximum may be raised before what was summed is rescaled, in kernels that spare that."""
+
 _SUMS, _OUTPUTS = "the sum of the exponentials", "the sum of the weighed values"
 _BOTH = "either sum, of the exponentials and of the weighed values,"
 
@@ -52,7 +55,7 @@ def streamed_cause(scores: Tensor, weights: Tensor, slack: float) -> str | None:
         weights: `[R, S]` in float64, that were found for them.
         slack: largest difference of a weight from the right one that is rounding, relative to it.
     """
-    found = streamed_slips(scores, weights, slack)
+    found = sorted(streamed_slips(scores, weights, slack), key=lambda slip: "last block" in slip[1])  # what is rarer
     return f"blocks of {found[0][0]} keys: {found[0][1]}" if found else None
 
 
@@ -129,6 +132,15 @@ def _rescalings(blocks: _Blocks) -> Iterator[tuple[str, Tensor]]:
     if blocks.own.shape[1] > 1:
         until = torch.cat([below[:, :-1] - below[:, -2:-1], below[:, -1:]], dim=1)
         yield "is not rescaled where the last block, which may not be full, raises the maximum", (below - until).exp()
+    for limit in _LITTLE:
+        little = torch.where(blocks.rise <= limit, blocks.rise, torch.zeros_like(blocks.rise))
+        if bool((little > 0).any()) and bool((blocks.rise > limit).any()):
+            skipped = little.flip(-1).cumsum(-1).flip(-1) - little  # of all blocks behind one
+            yield (
+                f"is not rescaled where a block raises the maximum by {limit:.3g} or less, and that block stands below "
+                "the new maximum all the same: one that stays until it is raised by more must hold for both",
+                skipped.exp(),
+            )
     yield "is rescaled by exp(new - old) for exp(old - new) where a block raises the maximum", (2 * below).exp()
     yield "adds blocks that are each below a maximum of their own", (blocks.running[:, -1:] - blocks.own).exp()
     yield "is rescaled by 2^(old - new) for exp(old - new)", ((1 - math.log(2)) * below).exp()

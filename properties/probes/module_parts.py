@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -66,10 +66,22 @@ def drop_paths(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
     for name, part in module.named_modules():
         label = type(part).__name__.lower()
         if any(word in label for word in ("droppath", "drop_path", "stochasticdepth")) and not list(part.children()):
-            rates = (getattr(part, attribute, None) for attribute in ("drop_prob", "p", "drop_path", "rate"))
-            rate = next((float(r) for r in rates if isinstance(r, int | float) and not isinstance(r, bool)), None)
-            if rate is not None:
-                yield name, part, rate
+            dropped, kept = _share_of(part, _DROPPED), _share_of(part, _KEPT)
+            if dropped is not None:
+                yield name, part, dropped
+            elif kept is not None:
+                yield name, part, 1 - kept
+
+
+_DROPPED = ("drop_prob", "p", "drop_path", "rate", "drop_rate", "prob", "drop")
+_KEPT = ("keep", "keep_prob", "keep_rate", "survival", "survival_prob", "survival_rate")
+"""Names under which a module of stochastic depth holds the share that it drops, or that it keeps."""
+
+
+def _share_of(part: nn.Module, names: Sequence[str]) -> float | None:
+    """Return the number that a module holds under the first of some names under which it holds one."""
+    values = (getattr(part, name, None) for name in names)
+    return next((float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), None)
 
 
 def _is_stored_transposed(part: nn.Module, matrix: nn.Parameter) -> bool:

@@ -35,20 +35,27 @@ def _drafted(tokens: list[int], vocabulary: int) -> list[int]:
     return known + [(tokens[-1] + n) % vocabulary for n in range(_DRAFT - len(known))]
 
 
-def _speculative(cut: Cut, *, at_once: bool) -> Subject:
+def _looked_up(tokens: list[int], vocabulary: int) -> list[int]:
+    """Return what followed the last token where it stood before; nothing where it is new."""
+    at = len(tokens) - 2 - tokens[-2::-1].index(tokens[-1]) if tokens[-1] in tokens[:-1] else len(tokens)
+    return tokens[at + 1 : at + 1 + _DRAFT]
+
+
+def _speculative(cut: Cut, *, at_once: bool, drafted: Callable[[list[int], int], list[int]] = _drafted) -> Subject:
     """A decoder that feeds drafts behind what is certain; `at_once`: behind the prompt in its own call too."""
 
     def one(model: Any, prompt: list[int], steps: int) -> list[int]:
         tokens, cache = list(prompt), model.new_cache()
-        begins = not at_once
+        fed = tokens if at_once or len(tokens) == 1 else tokens[-1:]
+        if len(fed) < len(tokens):
+            model(torch.tensor([tokens[:-1]]), cache=cache)
         while len(tokens) < len(prompt) + steps:
-            known = cache.length
-            draft = [] if begins else _drafted(tokens, model.vocab_size)
-            best = model(torch.tensor([tokens[known:] + draft]), cache=cache)[0].argmax(-1).tolist()
-            best, begins = best[len(best) - len(draft) - 1 :], False
+            draft = drafted(tokens, model.vocab_size)
+            best = model(torch.tensor([fed + draft]), cache=cache)[0, len(fed) - 1 :].argmax(-1).tolist()
             accepted = next((n for n, (a, b) in enumerate(zip(draft, best, strict=False)) if a != b), len(draft))
             cut(cache, len(tokens) + accepted)
             tokens += best[: accepted + 1]
+            fed = tokens[-1:]
         return tokens[: len(prompt) + steps]
 
     @torch.no_grad()
@@ -92,6 +99,16 @@ def draft_kept() -> Subject:
 )
 def draft_behind_the_prompt_kept() -> Subject:
     return _speculative(put(_late, instead_of=cut), at_once=True)
+
+
+@fault(
+    "KV-draft-looked-up",
+    "Drafts are looked up in the text, and the cache is cut one token late where one of them is refused",
+    killed_by=("decoding.generate",),
+    cause="it is cut 1 too late",
+)
+def looked_up_draft_kept() -> Subject:
+    return _speculative(put(_late, instead_of=cut), at_once=False, drafted=_looked_up)
 
 
 class _Averages(nn.Module):

@@ -16,6 +16,8 @@ from veriformer.properties.diagnosis.caches.runs import CachedRuns
 _STEPS = 12
 _PROMPTS = 6
 _LENGTH = 4  # of a prompt
+ECHO = (0, 1, 2, 0, 1, 3, 0, 1)
+"""Words of a text, by number: the last one, and the last two, stood before, twice, with another word behind them."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,20 @@ def drafts_cause(runs: CachedRuns) -> str | None:
     """
     off: set[int] = set()
     told = None
-    for _ in range(_PROMPTS):
+    for number in range(_PROMPTS):
         text = None  # tokens of the text that the cache must hold when the next call begins
-        calls = _calls(runs, runs.tokens(1, _LENGTH))
+        prompt = runs.tokens(1, _LENGTH)
+        if number % 2:  # drafts may be looked up in the text
+            prompt = prompt[:, list(ECHO)]
+        length = prompt.shape[1]
+        calls = _calls(runs, prompt)
         cached = [
             c for c in calls[1:] if c.cached and c.attentions == calls[0].attentions
         ]  # drafts may be made without a cache
         for before, after in pairwise([*calls[:1], *cached]):
-            is_prompt = before.cached < _LENGTH - 1
+            is_prompt = before.cached < length - 1
             # a draft may stand behind the prompt in its call, where later calls have drafts; else it is filled up
-            most = _LENGTH - before.cached if any(len(c.tokens) > 1 for c in cached) else len(before.tokens)
+            most = length - before.cached if any(len(c.tokens) > 1 for c in cached) else len(before.tokens)
             begin = min(len(before.tokens), most) if is_prompt else 1
             accepted = before.accepted(begin)
             text = (before.cached if is_prompt else text or before.cached) + begin + accepted

@@ -140,6 +140,16 @@ def _z_losses(t: _Terms, rest: Tensor, z: float) -> Iterator[tuple[str, Tensor]]
         yield "the z-loss is averaged over all positions, ignored ones included", plain + z * log_z.square().mean()
 
 
+def _other_sizes(width: int) -> Iterator[tuple[int, str]]:
+    """Yield by what else a sum over a vocabulary may be divided, with how that is got from its size."""
+    yield width - 1, ""
+    yield width + 1, " (one more, or rounded up to whole tiles)"
+    rounded = {-(-width // tile) * tile: tile for tile in (256, 128, 64, 32, 16, 8, 4)}
+    for many, tile in rounded.items():
+        if many > width + 1:
+            yield many, f" (rounded up to multiples of {tile})"
+
+
 def _smoothings(t: _Terms, eps: float, rest: Tensor, width: int) -> Iterator[tuple[str, Tensor]]:
     n, size = t.counted, t.labels.numel()
     sharp, smooth = t.sum(t.nll) / n, t.sum(t.smooth) / n
@@ -158,6 +168,14 @@ def _smoothings(t: _Terms, eps: float, rest: Tensor, width: int) -> Iterator[tup
         "the smoothing term is summed over the vocabulary, not averaged",
         (1 - eps) * sharp + eps * smooth * width + rest,
     )
+    logits = t.sum(t.logits.mean(-1)) / n
+    for many, how in _other_sizes(width):
+        words = f"divided by {many}, where the vocabulary has {width} ids{how}"
+        yield f"the smoothing term is {words}", (1 - eps) * sharp + eps * smooth * width / many + rest
+        yield (
+            f"the sum of logits in the smoothing term is {words}",
+            (1 - eps) * sharp + eps * (smooth + logits * (1 - width / many)) + rest,
+        )
     yield "the weights of likelihood and smoothing are exchanged", eps * sharp + (1 - eps) * smooth + rest
     yield "the smoothing is applied twice", (1 - eps) * ((1 - eps) * sharp + eps * smooth) + eps * smooth + rest
     yield "the smoothing term has the wrong sign", (1 - eps) * sharp - eps * smooth + rest
