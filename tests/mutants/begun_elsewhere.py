@@ -38,7 +38,7 @@ def maximum_from_zero() -> Subject:
     "NO-means-by-halves",
     "Means of blocks of channels are joined by their middle, however many channels stand behind each",
     killed_by=("norm.definition", "norm.statistics"),
-    cause="in the mean channels",
+    cause="in the mean tiles of 6 channels are joined by halves",
 )
 def means_by_halves() -> Subject:
     share: Callable[[int, int], float] = put(lambda size, total: 0.5, instead_of=lambda size, total: size / total)
