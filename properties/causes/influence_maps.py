@@ -93,6 +93,11 @@ def leak_cause(influence: Tensor, allowed: Tensor, num_layers: int = 1, sinks: i
         return "influence exactly one step ahead: the mask's diagonal is off by one"
     if everything:
         return "influence from every later position: the causal mask is not applied on this path"
+    if size := _blocks(illegal):
+        return (
+            f"positions of one block of {size} see one another both ways, and the blocks before: the mask compares "
+            f"blocks, or steps of {size} tokens, where it must compare tokens"
+        )
     if (size := _block(illegal)) > 2:
         return f"the first {size} positions see one another both ways, the others the past alone"
     if is_band and max(future) == num_layers < length - 1:
@@ -165,6 +170,14 @@ def _is_band(reaches: Tensor, steps: int) -> bool:
     """
     places = torch.ones_like(reaches).triu(1).tril(steps)
     return bool(reaches[places].float().mean() > _MOST)
+
+
+def _blocks(illegal: Tensor) -> int:
+    """Return of how many positions blocks are that see one another, two blocks and more; 0 if it is not so."""
+    length = len(illegal)
+    at = torch.arange(length)
+    sizes = range(2, length // 2 + 1)
+    return next((n for n in sizes if torch.equal(illegal, (at[:, None] // n == at // n).triu(1))), 0)
 
 
 def _block(illegal: Tensor) -> int:

@@ -254,6 +254,12 @@ def decay_cause(module: nn.Module, names: Iterable[str], *, decays: bool, why: s
         if sort == "matrices" and not decays:
             words = [w for w in ("norm", "bias", "ln") if all(w in n for n in bad) and not any(w in n for n in right)]
             told += f": '{words[0]}' stands in all their names, by which it may be told what decays" if words else ""
+            holders = [module.get_submodule(name.rpartition(".")[0]) for name in bad]
+            if not words and all(next(holder.children(), None) is not None for holder in holders):
+                told += (
+                    ": they are parameters of a module that holds others too, whose own are not looked at (or only "
+                    "those of linear maps are)"
+                )
         if sort == "biases" and decays and all(module.get_parameter(name).ndim > 1 for name in bad):
             told += ": biases of several maps in one tensor of two axes or more, by whose number is told what decays"
         if others and decays and not right:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from veriformer.properties.bench.measured import judged_dtypes
 from veriformer.properties.diagnosis.attentions import attentions
+from veriformer.properties.engine.case import Case
 from veriformer.properties.engine.stream import Stream
-from veriformer.properties.subject.paths import Path
+from veriformer.properties.engine.violations import Violation
+from veriformer.properties.subject.paths import DEFAULT, Path
 
 _LENGTH = 6
 _NEAR = 1e-3  # of logarithms of weights, beside differences of a bias
@@ -27,6 +30,15 @@ def counted_from_the_end(stream: Stream, path: Path) -> str | None:
         "for a distance depends on the length: rows are taken from the wrong end of their table (the first T for the "
         "last T), or distances are counted from the longest one"
     )
+
+
+def distance_opinion(case: Case, problem: Violation) -> str | None:
+    """Say the same of a subject that need not be causal, whose outputs another length of the sequence changes."""
+    del problem
+    built = case.bench.pool.get(case.config(), judged_dtypes(case.bench)[-1])
+    if built.config.max_len <= _LENGTH:
+        return None
+    return counted_from_the_end(Stream(case, built), DEFAULT)
 
 
 def _by_distance(stream: Stream, token: Tensor, length: int, path: Path) -> Tensor | None:

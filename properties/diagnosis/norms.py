@@ -156,8 +156,12 @@ def _weighed(case: Case, width: int, wrong: list[int]) -> str | None:
         if float((of @ weights - given).abs().max()) > 1e-6 * float(given.abs().max()):
             continue
         if float((weights - 1 / width).abs().max()) > 1e-6:
-            told.append(f"in the {name} {_by_halves(weights) or _runs(weights, wrong)}")
+            runs = _runs(weights, wrong)
+            told.append(f"in the {name} {runs if _OF_A_TILE in runs else _by_halves(weights) or runs}")
     return f"at width {width}, where each should enter by 1/{width}, {', and '.join(told)}" if told else None
+
+
+_OF_A_TILE = "an incomplete tile is counted as a whole one"
 
 
 def _by_halves(weights: Tensor) -> str | None:
@@ -189,7 +193,5 @@ def _runs(weights: Tensor, wrong: list[int]) -> str:
         tile = float(weights[start:].sum() / weights[0])
         is_tile = abs(tile - round(tile)) < 1e-4 and all(n > round(tile) for n in wrong)
         if is_tile and rest < round(tile) and not start % round(tile):
-            told += (
-                f" (the last {rest} together as much as {round(tile)}: an incomplete tile is counted as a whole one)"
-            )
+            told += f" (the last {rest} together as much as {round(tile)}: {_OF_A_TILE})"
     return told

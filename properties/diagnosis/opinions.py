@@ -21,6 +21,7 @@ from veriformer.properties.diagnosis.attention.shifted_scores import shift_opini
 from veriformer.properties.diagnosis.conditions import condition_of
 from veriformer.properties.diagnosis.derivatives.gradients import gradient_opinion
 from veriformer.properties.diagnosis.derivatives.nan_gradients import nan_opinion
+from veriformer.properties.diagnosis.distances import distance_opinion
 from veriformer.properties.diagnosis.kernels.kernels import kernel_condition, kernel_opinion
 from veriformer.properties.diagnosis.kernels.tiles import tile_opinion
 from veriformer.properties.diagnosis.losses import loss_opinion
@@ -98,6 +99,7 @@ OPINIONS: tuple[Opinion, ...] = (
     Opinion(ghost_opinion, SEQUENCES, _OF_GHOSTS, "before"),
     Opinion(shift_opinion, ("self_attention", "layer"), _OF_SHIFTS, "before"),
     Opinion(relative_opinion, (*_WHOLE, "layer", "self_attention"), _OF_SHIFTS, "before"),
+    Opinion(distance_opinion, (*_WHOLE, "layer", "self_attention"), ("attention.masked-equals-removed", "padding.")),
     Opinion(mask_opinion, (*_WHOLE, "layer"), ("causality.no-future", "causality.prefix"), "before"),
     Opinion(module_opinion, ("self_attention", "cross_attention"), _OF_WEIGHTS, "before"),
     Opinion(unwritten_opinion, ("softmax",), ("gradients.", "permutation.", "softmax."), "before"),

@@ -338,8 +338,15 @@ def misplaced(
         is_norm = "norm" in type(part).__name__.lower() or isinstance(part, nn.LayerNorm | nn.RMSNorm)
         if (is_norm or parameter.ndim < 2 or is_bias_of_several(names.get(key, ""), parameter, part)) and decay != 0:
             decaying.append((names.get(key, "?"), decay))
-        elif (
-            not is_norm and parameter.ndim >= 2 and isinstance(part, nn.Linear) and key not in tables and not decay > 0
-        ):
+        elif not is_norm and key not in tables and not decay > 0 and is_matrix(names.get(key, "?"), parameter, part):
             still.append(names.get(key, "?"))
     return lost, twice, decaying, still
+
+
+def is_matrix(name: str, parameter: Tensor, part: nn.Module | None) -> bool:
+    """Return whether inputs are multiplied with a parameter: it is of a linear map, or held by itself and named so."""
+    if isinstance(part, nn.Linear):
+        return parameter.ndim >= 2
+    last = name.rpartition(".")[2].lower()
+    is_table = any(word in last for word in ("embed", "pos", "table", "token", "scale", "gain", "norm", "bias"))
+    return parameter.ndim == 2 and min(parameter.shape) > 1 and last.endswith(("weight", "kernel")) and not is_table

@@ -173,6 +173,8 @@ def _hidden_scores(read: Read) -> str | None:
     if max(found) - min(found) < 1e-4:
         number = sum(found) / len(found)
         number = 0.0 if abs(number) < 1e-6 else number
+        if (cap := read.soft_cap) and abs(number + cap) < 1e-4:
+            return f"the soft cap comes behind the mask: it makes -{cap:g} of -inf, and hidden keys keep a weight"
         return f"masked scores are set to {number:.4g} instead of -inf: hidden keys keep a weight"
     if max(raised) - min(raised) < 1e-4:
         number = sum(raised) / len(raised)

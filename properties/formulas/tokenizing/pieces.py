@@ -88,7 +88,8 @@ def _texts(scores: Mapping[str, float]) -> Iterator[str]:
         yield f" {text}"
     for number, text in enumerate(plain):
         yield text + plain[(3 * number + 1) % len(plain)]
-    for text in plain[-2:]:  # of the greatest length there may be one alone
+    for piece in chosen[-2:]:  # of the greatest length there may be one alone, and that behind a blank
+        text = piece if piece.isalpha() else f" {piece[1:]}"
         for other in plain[:: max(1, len(plain) // _OF_A_LENGTH)]:
             yield text + other
 
