@@ -77,7 +77,7 @@ def kept_generators() -> Iterator[None]:
     """Seed Python's and NumPy's generators for the block; the outermost one puts their states back.
 
     Every block begins with the same state, so what is drawn there depends on nothing that ran before. To copy 2500
-    bytes each way takes fifty times as long as to seed.
+    bytes each way takes fifteen times as long as to seed.
     """
     kept = (random.getstate(), np.random.get_state()) if not _depth[0] else None
     _depth[0] += 1

@@ -26,6 +26,7 @@ class Tally:
         told: one sentence about what holds, for the report.
         given_up: reasons for which cases were given up before anything was compared.
         reach: by the name of a size, its smallest and largest value that was called with; words (dtypes) as a list.
+        reached: sizes and dtypes of calls that are in `reach` already.
         unreached: what was left out though the property speaks of it, with the reason: "T 513 (memory)".
         wants_float64: whether the last case could not be told in float32 and is to be judged in float64.
     """

@@ -203,7 +203,8 @@ class Calling(Drawing):
 
     def _note_reach(self, built: Built, args: tuple[Any, ...]) -> None:
         """Keep what was reached; the same sizes are looked at once in a property."""
-        tally, key = self.bench.tally, (id(built.config), built.dtype, *(x.shape for x in args if type(x) is Tensor))
+        tally, given = self.bench.tally, [(x.shape, x.dtype) for x in args if isinstance(x, Tensor)]
+        key = (id(built.config), built.dtype, *given)
         if key not in tally.reached:
             tally.reached[key] = built.config  # held, so that no other one is given its id
             tally.note_reach(_sizes_of(self.subject, built, args))

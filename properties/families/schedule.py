@@ -347,6 +347,7 @@ def is_matrix(name: str, parameter: Tensor, part: nn.Module | None) -> bool:
     """Return whether inputs are multiplied with a parameter: it is of a linear map, or held by itself and named so."""
     if isinstance(part, nn.Linear):
         return parameter.ndim >= 2
-    last = name.rpartition(".")[2].lower()
-    is_table = any(word in last for word in ("embed", "pos", "table", "token", "scale", "gain", "norm", "bias"))
+    last, whole = name.rpartition(".")[2].lower(), f"{name} {type(part).__name__}".lower()
+    is_table = any(word in last for word in ("pos", "token", "scale", "gain", "norm", "bias"))
+    is_table |= any(word in whole for word in ("embed", "table", "codebook"))
     return parameter.ndim == 2 and min(parameter.shape) > 1 and last.endswith(("weight", "kernel")) and not is_table
