@@ -138,8 +138,8 @@ def _rescalings(blocks: _Blocks) -> Iterator[tuple[str, Tensor]]:
             skipped = little.flip(-1).cumsum(-1).flip(-1) - little  # of all blocks behind one
             yield (
                 f"is not rescaled where a block raises the maximum by little (by {float(little.max()):.3g} or less), "
-                "and that block stands below the new maximum all the same: one that stays until it is raised by more must "
-                "hold for both",
+                "and that block stands below the new maximum all the same: one that stays until it is raised by more "
+                "must hold for both",
                 skipped.exp(),
             )
     yield "is rescaled by exp(new - old) for exp(old - new) where a block raises the maximum", (2 * below).exp()
